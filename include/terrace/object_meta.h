@@ -1,0 +1,31 @@
+// ObjectMeta: what a tier knows of an object beside its bytes. The same facts as in the frame header,
+// plus what changes per tier (generation, expiry, priority). A plain value; `content` is shared.
+#pragma once
+
+#include <cstdint>
+
+#include "terrace/object_id.h"
+#include "terrace/time.h"
+#include "terrace/tokens.h"
+
+namespace terrace {
+
+enum class Codec : uint8_t {
+  kRaw = 0,
+};
+
+struct ObjectMeta {
+  ChunkKey root;
+  ChunkKey parent;
+  uint64_t first_token = 0;       // position of the chunk's first token in the prompt
+  ChunkContentRef content;        // tokens and items; may be null where a backend does not keep them
+  uint64_t frame_bytes = 0;       // header + payload, multiple of 4,096; without the tier page
+  uint64_t payload_bytes = 0;     // decoded
+  Codec codec = Codec::kRaw;
+  uint32_t flags = 0;
+  int32_t priority = 0;
+  WallTime expiry{};              // epoch = never
+  uint64_t generation = 0;        // given by a disk backend, 0 elsewhere
+};
+
+}  // namespace terrace
