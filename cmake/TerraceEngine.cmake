@@ -21,6 +21,11 @@ set(TERRACE_LLAMA_DIR ${cache_dir}/llama.cpp-${PIN_LLAMA_VERSION}-${short_digest
 set(TERRACE_MODEL_PATH ${cache_dir}/models/${PIN_MODEL_FILE} CACHE FILEPATH "SmolLM2 weights for tests")
 set(TERRACE_ENGINE_BUILD "llama-cpp-python ${PIN_LLAMA_VERSION} sha256:${PIN_LLAMA_SHA256}")
 
+if(TERRACE_SANITIZER)
+  set(TERRACE_HAVE_LLAMA FALSE)
+  message(STATUS "Terrace: left out under a sanitizer: connectors/llamacpp, terrace-llama and their tests")
+  return()
+endif()
 find_package(llama CONFIG QUIET PATHS ${TERRACE_LLAMA_DIR} NO_DEFAULT_PATH)
 if(llama_FOUND)
   set(TERRACE_HAVE_LLAMA TRUE)

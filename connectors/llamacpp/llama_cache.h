@@ -11,7 +11,11 @@
 //   load chunk:    set_data(LeasedChunk -> S); seq_cp(S -> slot);                            seq_rm(S)
 //
 // Threads: every call on the thread that decodes, between decodes; nothing here is thread safe. No exception leaves; any
-// failure inside means "compute it". The context belongs to this object; the model and the manager must outlive it.
+// failure inside means "compute it". The context belongs to this object; the model must outlive it.
+//
+// What the host must not do behind the connector's back, because no call of the engine tells it: set LoRA adapters (SetAdapters
+// does), control vectors or causal attention; use the scratch sequence; move, cut or refill a slot without Forget. Cutting the
+// tail of a slot is seen (fewer positions than were reported) and costs the slot's prefix.
 #pragma once
 
 #include <cstdint>
@@ -26,23 +30,31 @@
 
 namespace terrace::llamacpp {
 
-// Which weights. Exactly one of the two is given: the GGUF parts (their SHA-256 is taken, and remembered by device,
-// inode, size and times), or an explicit id for models that come from memory.
+class ModelDigests;  // model_digest.h
+
+// Which weights. Exactly one of the first two is given: all GGUF parts in order (their SHA-256 is taken), or an explicit id
+// for models that come from memory.
 struct ModelIdentity {
   std::vector<std::string> gguf_paths;
   std::string id;
+  // What the model was loaded with (overridden metadata, placement: they change bytes, and no call tells them). Null = the
+  // engine's defaults. Read by Create only.
+  const llama_model_params* model_params = nullptr;
 };
 
 struct LlamaCacheOptions {
   std::shared_ptr<StorageManager> manager;  // null: everything is computed, nothing is kept
   std::string salt;                         // isolates tenants
   int slots = 1;                            // sequence ids 0..slots-1 belong to the host, `slots` is the scratch sequence
-  // Only chunks whose whole prefix was computed or loaded in full 256-token steps are stored, hits end on chunk
-  // boundaries, no tails: logits then equal a cold one-shot prefill's byte for byte. Requires n_ubatch 256. Another root.
+  // Only chunks whose whole prefix was computed or loaded in full 256-token steps are stored, hits (the slot's own too) end
+  // on chunk boundaries, no tails: logits then equal a cold one-shot prefill's byte for byte. Requires n_ubatch 256. Another
+  // root. The connector sees Save, not decode: a chunk counts as exact if Fetch or Save was called where it begins and Save
+  // where it ends, nothing between; the host then decodes it in one step of NextStep, alone in its batch.
   bool exact_only = false;
   bool check_logits = false;                // host calls ReportLogits after the first decode that follows an injection
   bool save_tails = true;                   // SaveTail stores a last chunk that is not full
-  Duration load_deadline = std::chrono::seconds(10);
+  Duration load_deadline = std::chrono::seconds(10);  // of one Fetch
+  std::shared_ptr<ModelDigests> digests;    // digests of files taken before in this process; null = one of its own
 };
 
 // Tokens and what stands at placeholder positions.
@@ -99,11 +111,13 @@ class LlamaCache {
   // Makes the slot hold the longest known prefix of the prompt: what it holds already, or what the store has, whichever is
   // longer, never the whole prompt.
   FetchResult Fetch(llama_seq_id slot, const Prompt& prompt);
-  // The slot holds exactly `prompt` (all computed). Stores the complete chunks that are not stored yet.
+  // The slot holds exactly `prompt` (all computed), which extends what the last Fetch or Save left there. Stores the complete
+  // chunks that are not stored yet; of models with window or recurrent state only a chunk that ends exactly here.
   SaveResult Save(llama_seq_id slot, const Prompt& prompt);
   // As Save, and the last, partial chunk too (the end of a turn). Does what Save does where tails are off.
   SaveResult SaveTail(llama_seq_id slot, const Prompt& prompt);
-  // The slot's cells are no longer what was reported. The host clears or refills the slot.
+  // The slot's cells are no longer what was reported. A slot that is empty at this moment starts anew; else Save is refused
+  // until the next Fetch, which clears the slot.
   void Forget(llama_seq_id slot);
   // Number of tokens to decode next so that every chunk is saved right after it is computed (rule 1): from `position`, at
   // most `remaining`, never across a chunk boundary.

@@ -5,12 +5,18 @@
 // Threads: every call is safe from every thread. An asynchronous call returns at once; `done` is called
 // exactly once per batch, with one result per operation in the order of the operations, never under a
 // lock of the backend. Where capabilities().completes_inline, it is called before the call returns, on the
-// calling thread; else on a thread of the backend, which it must not block.
+// calling thread; else on a thread of the backend, which it must not block. What the checks of the public
+// calls refuse as a whole (bad arguments, not attached, closed, nothing to do) completes inline everywhere.
+// One id may stand several times in a batch: of equal ids one is stored, or erased, and the others are told
+// kAlreadyExists, or kNotFound.
 //
 // Ownership: the backend owns the operations, and with them a reference to each buffer, from the call
 // until the device has let go of the memory. At a deadline or a cancel the operation completes at once
 // (kDeadlineExceeded, kCancelled) while the backend keeps its reference until the device is done: the
 // buffer is orphaned, not reused. A destination whose Get did not succeed holds no defined bytes.
+//
+// Order: Erase of an object whose Put is in flight takes effect after it, Clear after every Put in flight, Flush covers
+// every Put called before. An object is visible (Get, Borrow, Scan) once its Put succeeded, not before.
 //
 // A backend outside this tree needs include/terrace/ only. tests/conformance/ runs on it.
 #pragma once
@@ -61,7 +67,7 @@ struct GetOp {
   TimePoint deadline = kNoDeadline;
   CancelFlag cancel;               // may be null
   // Bytes [offset, offset + n) of dst.frame() are in place, while the rest is in flight. Called on a
-  // backend thread before `done`, in any order, each byte at most once; may be null.
+  // backend thread before `done`, in any order, each byte at most once, one call of an operation at a time; may be null.
   std::function<void(uint64_t offset, uint64_t n)> on_bytes;
 };
 
@@ -183,7 +189,8 @@ class TERRACE_API Backend {
   Status Close(TimePoint deadline = kNoDeadline);
 
  protected:
-  explicit Backend(std::string name) : name_(std::move(name)) {}
+  // Not `measured`: for what passes calls on to a backend that counts them under the same name.
+  explicit Backend(std::string name, bool measured = true) : name_(std::move(name)), measured_(measured) {}
   const BackendContext& context() const { return context_; }
 
   virtual Capabilities DoCapabilities() const = 0;
@@ -205,9 +212,13 @@ class TERRACE_API Backend {
 
  private:
   struct Measures;  // the metrics of the public calls, made by Attach
-  std::string name_;
+  Status Ready() const;  // attached and not closed
+
+  const std::string name_;
+  const bool measured_;
   BackendContext context_;
   std::shared_ptr<Measures> measures_;
+  std::atomic<bool> attaching_{false};
   std::atomic<bool> attached_{false};
   std::atomic<bool> closed_{false};
 };

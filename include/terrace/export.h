@@ -2,4 +2,4 @@
 // visibility, so that an engine's own Abseil, protobuf or RocksDB never meets ours.
 #pragma once
 
-#define TERRACE_API __attribute__((visibility("default")))
+#define TERRACE_API [[gnu::visibility("default")]]

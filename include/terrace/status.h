@@ -38,7 +38,7 @@ enum class StatusCode : int {
 // The code's name as in the enum, without the k ("DataLoss").
 TERRACE_API std::string_view StatusCodeName(StatusCode code);
 
-class TERRACE_API [[nodiscard]] Status {
+class [[nodiscard]] TERRACE_API Status {
  public:
   Status() = default;  // OK
   Status(StatusCode code, std::string message);

@@ -1,0 +1,10 @@
+# TERRACE_SANITIZER: a list for -fsanitize ("address,undefined" or "thread"); empty for none. Left out with one:
+#   - the engine and its connector: llama.cpp is built without the sanitizer, so that its threads' hand-offs
+#     look like races, and its tests would take hours
+#   - the packaging tests, which judge what users install
+# RocksDB and liburing are not instrumented either; cmake/tsan.supp says what is not reported because of that.
+set(TERRACE_SANITIZER "" CACHE STRING "Sanitizers for -fsanitize, separated by commas; empty for none")
+if(TERRACE_SANITIZER)
+  add_compile_options(-fsanitize=${TERRACE_SANITIZER} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=${TERRACE_SANITIZER})
+endif()

@@ -1,0 +1,98 @@
+// terrace-llama: the composition root. It alone knows which backends make up the tiers.
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <memory>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "connectors/llamacpp/tool/bench_command.h"
+#include "connectors/llamacpp/tool/byte_size.h"
+#include "connectors/llamacpp/tool/chat_command.h"
+#include "connectors/llamacpp/tool/command_line.h"
+#include "connectors/llamacpp/tool/kv_store.h"
+#include "connectors/llamacpp/tool/run_command.h"
+#include "terrace/host_backend.h"
+#include "terrace/nvme_backend.h"
+#include "terrace/storage_manager.h"
+
+namespace terrace::llamacpp {
+namespace {
+
+constexpr uint64_t kMiB = uint64_t{1} << 20;
+constexpr uint64_t kDefaultHostBytes = 1024 * kMiB;
+// What loads and stores of the NVMe tier pass through where the host tier is smaller.
+constexpr uint64_t kMinPoolBytes = 256 * kMiB;
+
+NvmeOptions NvmeFor(const CacheOptions& options) {
+  NvmeOptions nvme;
+  nvme.directory = options.directory;
+  nvme.capacity_bytes = options.nvme_bytes;
+  // At least eight segments where the capacity allows it, so that the limit is used up to a small rest.
+  nvme.segment_bytes = std::clamp(options.nvme_bytes / 8 / kMiB * kMiB, 16 * kMiB, 1024 * kMiB);
+  return nvme;
+}
+
+// A tier that cannot be had is left out, and the others are used.
+KvStore OpenTiers(const CacheOptions& options) {
+  KvStore store;
+  const bool wants_nvme = !options.directory.empty();
+  const uint64_t host_bytes = options.host_bytes.value_or(wants_nvme ? kDefaultHostBytes : 0);
+  const std::string host_option = "--host-bytes " + FormatByteSize(host_bytes);
+  StorageOptions storage;
+  storage.pool_bytes = host_bytes;
+  std::vector<Tier> tiers;
+  if (host_bytes > 0) {
+    HostOptions host;
+    host.capacity_bytes = host_bytes;
+    Result<std::unique_ptr<Backend>> backend = MakeHostBackend(host);
+    if (backend.ok())
+      tiers.push_back({*std::move(backend), nullptr});
+    else
+      store.refused = backend.status().WithContext(host_option);
+  }
+  if (wants_nvme) {
+    Result<std::unique_ptr<Backend>> backend = MakeNvmeBackend(NvmeFor(options));
+    if (backend.ok()) {
+      tiers.push_back({*std::move(backend), nullptr});
+      storage.pool_bytes = std::max(host_bytes, kMinPoolBytes);
+      store.has_nvme = true;
+    } else {
+      store.refused = backend.status().WithContext("--cache \"" + options.directory + "\"");
+    }
+  }
+  if (tiers.empty()) return store;
+  Result<std::unique_ptr<StorageManager>> manager =
+      StorageManager::Open(std::move(storage), std::move(tiers));
+  if (manager.ok()) {
+    store.manager = *std::move(manager);
+  } else {
+    store.has_nvme = false;
+    store.refused =
+        manager.status().WithContext(wants_nvme ? "--cache \"" + options.directory + "\"" : host_option);
+  }
+  return store;
+}
+
+int Main(int argc, const char* const* argv) {
+  const std::variant<Command, int> parsed = ParseCommandLine(argc, argv);
+  if (const int* exit_code = std::get_if<int>(&parsed)) return *exit_code;
+  const Command& command = std::get<Command>(parsed);
+  if (const auto* run = std::get_if<RunOptions>(&command)) return RunPrompts(*run, OpenTiers);
+  if (const auto* chat = std::get_if<ChatOptions>(&command)) return RunChat(*chat, OpenTiers);
+  return RunBench(std::get<BenchOptions>(command), OpenTiers);
+}
+
+}  // namespace
+}  // namespace terrace::llamacpp
+
+int main(int argc, char** argv) {
+  try {
+    return terrace::llamacpp::Main(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "terrace-llama: %s\n", error.what());
+    return terrace::llamacpp::kExitFailure;
+  }
+}

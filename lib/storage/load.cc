@@ -1,0 +1,433 @@
+// Load: objects of a lease, host tier first, others read into pool buffers, verified and promoted; handed out in prefix
+// order through a window.
+#include <algorithm>
+#include <cstring>
+
+#include "lib/base/check.h"
+#include "lib/codec/piece_codec.h"
+#include "lib/storage/manager_core.h"
+
+namespace terrace {
+namespace {
+
+TierMask Bit(size_t tier) { return static_cast<TierMask>(1u << tier); }
+
+uint64_t ResidentBytes(const LeaseItem& item) {
+  return RoundUp(kTierPageBytes + item.meta.frame_bytes, kPoolUnitBytes);
+}
+
+// The frame is whole and right; is it the one that was asked for?
+Status CheckIdentity(const FrameHeader& header, const LeaseItem& item) {
+  const ObjectMeta& meta = item.meta;
+  if (header.key != item.id.key || header.part != item.id.part) return DataLossError("frame of another object");
+  if (header.root != meta.root || header.parent != meta.parent || header.first_token != meta.first_token) {
+    return DataLossError("frame of another prefix");
+  }
+  if (header.content != *meta.content) return DataLossError("frame of other tokens or items");
+  if (header.payload_bytes != meta.payload_bytes) return DataLossError("payload of another length");
+  if (header.codec != Codec::kRaw || header.cipher != 0 || header.stored_bytes != header.payload_bytes) {
+    return DataLossError("frame in a codec that this build does not read");
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
+// Shared by the handle, its LeasedChunks and the reads in flight. Items are started in order while the window has room,
+// finish in any order, and are taken in order.
+struct LoadHandle::State : std::enable_shared_from_this<LoadHandle::State> {
+  struct Slot {
+    enum class Phase { kWaiting, kReading, kReady, kTaken } phase = Phase::kWaiting;
+    BufferRef buffer;
+    uint32_t header_bytes = 0;
+  };
+
+  std::shared_ptr<ManagerCore> core;
+  std::shared_ptr<Lease::State> lease;  // protects until the load has ended
+  std::vector<LeaseItem> items;
+  std::vector<MutableBytes> memory;     // empty: LeasedChunks
+  uint64_t begin_token = 0;
+  uint64_t window_bytes = 0;
+  CancelFlag cancel = std::make_shared<std::atomic<bool>>(false);
+
+  mutable std::mutex mutex;  // guards all below; never held while the manager or a backend is called
+  std::condition_variable changed;
+  std::vector<Slot> slots;
+  size_t next_start = 0;
+  size_t next_take = 0;
+  uint64_t resident_bytes = 0;
+  size_t failed_at = SIZE_MAX;  // items from here on are not given out
+  Status failure;
+  LoadReport report;
+
+  void Pump();
+  // False (only if may_wait): the pool is full for now, and something of this load may be released.
+  bool Start(size_t index, size_t from_tier, bool may_wait);
+  void ReadFrom(size_t index, size_t tier, BufferRef buffer);
+  void Ready(size_t index, BufferRef buffer, uint32_t header_bytes);
+  void Fail(size_t index, Status status);
+  void ReleaseBytes(uint64_t bytes);
+  void CountTaken(size_t index);
+  void Cancel(Status why);
+};
+
+struct LeasedChunk::State {
+  std::shared_ptr<LoadHandle::State> load;
+  LeaseItem item;
+  BufferRef buffer;
+  uint32_t header_bytes = 0;
+
+  ~State() {
+    buffer.Reset();
+    if (load) load->ReleaseBytes(ResidentBytes(item));
+  }
+};
+
+// --- the manager's side ------------------------------------------------------------------------------------------
+
+BufferRef ManagerCore::BorrowFromHost(const ObjectId& id) {
+  std::vector<BufferRef> found = tiers_[0].backend->Borrow({&id, 1});
+  return found.empty() ? BufferRef() : std::move(found[0]);
+}
+
+size_t ManagerCore::NextTierWith(const ObjectId& id, size_t from_tier) {
+  const IndexEntry* entry = index_.Find(id.key);
+  const ObjectPresence* object = entry != nullptr ? entry->Find(id.part) : nullptr;
+  if (object == nullptr) return kNoTier;
+  for (size_t t = from_tier; t < tiers_.size(); ++t) {
+    if (object->tiers & Bit(t)) return t;
+  }
+  return kNoTier;
+}
+
+void ManagerCore::FinishRead(const LeaseItem& item, size_t tier, const BufferRef& buffer, const Status& status) {
+  if (status.ok()) {
+    std::lock_guard lock(mutex_);
+    tiers_[tier].hits->Add();
+    IndexEntry* entry = index_.Find(item.id.key);
+    ObjectPresence* object = entry != nullptr ? entry->Find(item.id.part) : nullptr;
+    // Erased meanwhile: the caller's bytes are right, but nothing comes back into a tier.
+    const bool still_there = object != nullptr && (object->tiers & Bit(tier));
+    if (!still_there || !HasHostTier() || (object->tiers & Bit(0)) || closing_) return;
+    if (PutInHost(item.id, buffer, item.meta)) {
+      SetPresent(*entry, *entry->Find(item.id.part), 0);  // found anew: making room may have moved it
+      TouchUpwards(*entry, item.id.part, 0);
+    }
+    return;
+  }
+  tiers_[tier].load_failures->Add();
+  if (status.code() == StatusCode::kDataLoss || status.code() == StatusCode::kNotFound) {
+    if (status.code() == StatusCode::kDataLoss) {
+      tiers_[tier].corrupt->Add();
+      log_->Log(LogLevel::kWarning, tiers_[tier].name, "an object was found wrong and dropped: " + status.ToString());
+    }
+    DropCorrupt(item.id, tier);
+  }
+}
+
+void ManagerCore::DropCorrupt(const ObjectId& id, size_t tier) {
+  Evictions evictions;
+  {
+    std::lock_guard lock(mutex_);
+    IndexEntry* entry = index_.Find(id.key);
+    const ObjectPresence* object = entry != nullptr ? entry->Find(id.part) : nullptr;
+    if (object == nullptr || !(object->tiers & Bit(tier))) return;
+    EvictObject(*entry, id.part, tier, evictions);
+    CascadeUnreachable(id.key, id.part, evictions);
+    RemoveIfEmpty(entry);
+  }
+  SendEvictions(std::move(evictions));
+}
+
+LoadHandle ManagerCore::Load(const Lease& lease, TokenRange range, const LoadSink& sink, LoadOrder /*order*/) {
+  auto state = std::make_shared<LoadHandle::State>();
+  state->core = shared_from_this();
+  state->lease = lease.state();
+  state->begin_token = range.begin;
+  state->report.recompute_from = range.begin;
+  state->memory.assign(sink.memory.begin(), sink.memory.end());
+  const auto refuse = [&](Status status) {
+    state->failed_at = 0;
+    state->failure = std::move(status);
+    state->report.status = state->failure;
+    return LoadHandle(std::move(state));
+  };
+  if (!state->lease) {
+    return range.begin == range.end ? LoadHandle(std::move(state)) : refuse(InvalidArgumentError("an empty lease"));
+  }
+  const uint64_t chunk = state->lease->root->spec.tokens_per_chunk;
+  if (range.begin % chunk != 0 || range.begin > range.end || range.end > state->lease->matched_tokens) {
+    return refuse(InvalidArgumentError("token range [" + std::to_string(range.begin) + ", " + std::to_string(range.end) +
+                                       "); allowed: from a multiple of " + std::to_string(chunk) +
+                                       " to at most the match (" + std::to_string(state->lease->matched_tokens) + ")"));
+  }
+  for (const LeaseItem& item : state->lease->items) {
+    if (item.matched_tokens.begin < range.begin || item.matched_tokens.begin >= range.end) continue;
+    state->items.push_back(item);
+    TokenRange& matched = state->items.back().matched_tokens;
+    matched.end = std::min(matched.end, range.end);
+  }
+  if (!state->memory.empty()) {
+    bool fits = state->memory.size() == state->items.size();
+    for (size_t i = 0; fits && i < state->items.size(); ++i) {
+      fits = state->memory[i].size() == state->items[i].meta.payload_bytes;
+    }
+    if (!fits) return refuse(InvalidArgumentError("the sink's memory is not one range per object, each of the payload's size"));
+  }
+  state->slots.resize(state->items.size());
+  state->window_bytes = options_.load_window_bytes != 0 ? options_.load_window_bytes : pool_->size_bytes() / 2;
+  {
+    std::lock_guard lock(mutex_);
+    if (Status status = CheckOpen(); !status.ok()) return refuse(std::move(status));
+  }
+  state->Pump();
+  return LoadHandle(std::move(state));
+}
+
+// --- LoadHandle::State -------------------------------------------------------------------------------------------
+
+void LoadHandle::State::Pump() {
+  while (true) {
+    size_t index;
+    {
+      std::lock_guard lock(mutex);
+      if (next_start >= items.size() || failed_at != SIZE_MAX) return;
+      const uint64_t bytes = ResidentBytes(items[next_start]);
+      if (resident_bytes > 0 && resident_bytes + bytes > window_bytes) return;
+      resident_bytes += bytes;
+      index = next_start++;
+      slots[index].phase = Slot::Phase::kReading;
+    }
+    if (!Start(index, 0, true)) return;
+  }
+}
+
+bool LoadHandle::State::Start(size_t index, size_t from_tier, bool may_wait) {
+  const LeaseItem& item = items[index];
+  size_t tier;
+  BufferRef borrowed;
+  {
+    std::lock_guard lock(core->mutex_);
+    tier = core->NextTierWith(item.id, from_tier);
+    if (tier == 0 && core->HasHostTier()) {
+      borrowed = core->BorrowFromHost(item.id);
+      core->tiers_[0].hits->Add();
+    }
+  }
+  if (tier == ManagerCore::kNoTier) {
+    Fail(index, NotFoundError("the chunk left every tier after the lookup"));
+    return true;
+  }
+  if (borrowed) {
+    Result<uint32_t> header_bytes = PeekHeaderBytes(borrowed.frame());
+    TERRACE_CHECK(header_bytes.ok()) << "a published frame lost its header";
+    Ready(index, std::move(borrowed), *header_bytes);
+    return true;
+  }
+  if (tier == 0 && core->HasHostTier()) return Start(index, 1, may_wait);
+  Result<BufferRef> buffer = core->pool_->Allocate(kTierPageBytes + item.meta.frame_bytes);
+  if (buffer.ok()) {
+    ReadFrom(index, tier, *std::move(buffer));
+    return true;
+  }
+  {
+    // Wait for a chunk of this load to be released, if there is one; never for another load's.
+    std::lock_guard lock(mutex);
+    const uint64_t own = ResidentBytes(item);
+    if (may_wait && resident_bytes > own && next_start == index + 1) {
+      resident_bytes -= own;
+      next_start = index;
+      slots[index].phase = Slot::Phase::kWaiting;
+      return false;
+    }
+  }
+  Fail(index, buffer.status());
+  return true;
+}
+
+void LoadHandle::State::ReadFrom(size_t index, size_t tier, BufferRef buffer) {
+  const LeaseItem& item = items[index];
+  auto verifier = std::make_shared<PieceVerifier>(buffer.frame());
+  GetOp op;
+  op.id = item.id;
+  op.dst = buffer;
+  op.deadline = core->clock_->Now() + std::chrono::duration_cast<TimePoint::duration>(core->options_.io_deadline);
+  op.cancel = cancel;
+  op.on_bytes = [verifier](uint64_t offset, uint64_t n) { verifier->MarkPresent(offset, n); };
+  std::vector<GetOp> ops;
+  ops.push_back(std::move(op));
+  core->tiers_[tier].backend->Get(
+      std::move(ops), [self = shared_from_this(), index, tier, buffer, verifier](std::span<const GetResult> results) {
+        const LeaseItem& asked = self->items[index];
+        Status status = results[0].status;
+        uint32_t header_bytes = 0;
+        if (status.ok()) {
+          Result<FrameHeader> header = verifier->Finish(asked.meta.frame_bytes);
+          status = header.ok() ? CheckIdentity(*header, asked) : header.status();
+          if (status.ok()) header_bytes = header->header_bytes;
+        }
+        self->core->FinishRead(asked, tier, buffer, status);
+        if (status.ok()) {
+          self->Ready(index, buffer, header_bytes);
+        } else if (tier + 1 < self->core->tiers_.size() && !self->cancel->load()) {
+          self->Start(index, tier + 1, false);
+        } else {
+          self->Fail(index, status);
+        }
+      });
+}
+
+void LoadHandle::State::Ready(size_t index, BufferRef buffer, uint32_t header_bytes) {
+  std::lock_guard lock(mutex);
+  Slot& slot = slots[index];
+  if (index >= failed_at) {
+    resident_bytes -= ResidentBytes(items[index]);
+    return;
+  }
+  slot.buffer = std::move(buffer);
+  slot.header_bytes = header_bytes;
+  slot.phase = Slot::Phase::kReady;
+  changed.notify_all();
+}
+
+void LoadHandle::State::Fail(size_t index, Status status) {
+  std::vector<BufferRef> dropped;  // released after the lock
+  std::lock_guard lock(mutex);
+  resident_bytes -= ResidentBytes(items[index]);
+  if (index >= failed_at) return;
+  for (size_t i = index; i < slots.size(); ++i) {
+    if (slots[i].phase != Slot::Phase::kReady) continue;
+    resident_bytes -= ResidentBytes(items[i]);
+    dropped.push_back(std::move(slots[i].buffer));
+    slots[i].phase = Slot::Phase::kWaiting;
+  }
+  failed_at = index;
+  failure = std::move(status);
+  report.status = failure;
+  changed.notify_all();
+}
+
+void LoadHandle::State::ReleaseBytes(uint64_t bytes) {
+  {
+    std::lock_guard lock(mutex);
+    resident_bytes -= bytes;
+  }
+  Pump();
+}
+
+void LoadHandle::State::CountTaken(size_t index) {
+  const LeaseItem& item = items[index];
+  ++report.loaded_objects;
+  report.loaded_bytes += item.meta.payload_bytes;
+  const bool chunk_is_whole = index + 1 == items.size() || items[index + 1].chunk_index != item.chunk_index;
+  if (!chunk_is_whole) return;
+  report.recompute_from = item.matched_tokens.end;
+  report.loaded_tokens = item.matched_tokens.end - begin_token;
+}
+
+void LoadHandle::State::Cancel(Status why) {
+  cancel->store(true);
+  std::vector<BufferRef> dropped;
+  std::lock_guard lock(mutex);
+  if (next_take >= items.size() || failed_at <= next_take) return;
+  for (size_t i = next_take; i < slots.size(); ++i) {
+    if (slots[i].phase != Slot::Phase::kReady) continue;
+    resident_bytes -= ResidentBytes(items[i]);
+    dropped.push_back(std::move(slots[i].buffer));
+    slots[i].phase = Slot::Phase::kWaiting;
+  }
+  failed_at = next_take;
+  failure = std::move(why);
+  report.status = failure;
+  changed.notify_all();
+}
+
+// --- LoadHandle --------------------------------------------------------------------------------------------------
+
+LoadHandle::LoadHandle() = default;
+LoadHandle::LoadHandle(LoadHandle&&) noexcept = default;
+LoadHandle::LoadHandle(std::shared_ptr<State> state) : state_(std::move(state)) {}
+
+LoadHandle::~LoadHandle() { Cancel(); }
+
+LoadHandle& LoadHandle::operator=(LoadHandle&& other) noexcept {
+  if (this == &other) return *this;
+  Cancel();
+  state_ = std::move(other.state_);
+  return *this;
+}
+
+Result<std::optional<LeasedChunk>> LoadHandle::Next(TimePoint deadline) {
+  if (!state_) return FailedPreconditionError("an empty load handle");
+  State& state = *state_;
+  auto chunk = std::make_unique<LeasedChunk::State>();
+  std::unique_lock lock(state.mutex);
+  const auto arrived = [&] {
+    return state.next_take >= state.items.size() || state.next_take >= state.failed_at ||
+           state.slots[state.next_take].phase == State::Slot::Phase::kReady;
+  };
+  if (deadline == kNoDeadline) {
+    state.changed.wait(lock, arrived);
+  } else if (!state.changed.wait_until(lock, deadline, arrived)) {
+    return DeadlineExceededError("the next chunk did not arrive in time");
+  }
+  if (state.next_take >= state.items.size() || state.next_take >= state.failed_at) {
+    return std::optional<LeasedChunk>();
+  }
+  const size_t index = state.next_take++;
+  State::Slot& slot = state.slots[index];
+  chunk->load = state_;
+  chunk->item = state.items[index];
+  chunk->buffer = std::move(slot.buffer);
+  chunk->header_bytes = slot.header_bytes;
+  slot.phase = State::Slot::Phase::kTaken;
+  state.CountTaken(index);
+  return std::optional<LeasedChunk>(LeasedChunk(std::move(chunk)));
+}
+
+LoadReport LoadHandle::Wait(TimePoint deadline) {
+  if (!state_) return LoadReport{.status = FailedPreconditionError("an empty load handle")};
+  if (!state_->memory.empty()) {
+    for (size_t i = 0; i < state_->items.size(); ++i) {
+      Result<std::optional<LeasedChunk>> next = Next(deadline);
+      if (!next.ok()) {
+        state_->Cancel(next.status());
+        break;
+      }
+      if (!next->has_value()) break;
+      const Bytes payload = (*next)->payload();
+      if (!payload.empty()) std::memcpy(state_->memory[i].data(), payload.data(), payload.size());
+    }
+  }
+  return report();
+}
+
+void LoadHandle::Cancel() {
+  if (state_) state_->Cancel(CancelledError("the load was cancelled"));
+}
+
+LoadReport LoadHandle::report() const {
+  if (!state_) return {};
+  std::lock_guard lock(state_->mutex);
+  return state_->report;
+}
+
+// --- LeasedChunk -------------------------------------------------------------------------------------------------
+
+LeasedChunk::LeasedChunk() = default;
+LeasedChunk::~LeasedChunk() = default;
+LeasedChunk::LeasedChunk(LeasedChunk&&) noexcept = default;
+LeasedChunk& LeasedChunk::operator=(LeasedChunk&&) noexcept = default;
+LeasedChunk::LeasedChunk(std::unique_ptr<State> state) : state_(std::move(state)) {}
+
+ObjectId LeasedChunk::id() const { return state_ ? state_->item.id : ObjectId{}; }
+uint64_t LeasedChunk::chunk_index() const { return state_ ? state_->item.chunk_index : 0; }
+TokenRange LeasedChunk::payload_tokens() const { return state_ ? state_->item.payload_tokens : TokenRange{}; }
+TokenRange LeasedChunk::matched_tokens() const { return state_ ? state_->item.matched_tokens : TokenRange{}; }
+
+Bytes LeasedChunk::payload() const {
+  if (!state_) return {};
+  return state_->buffer.frame().subspan(state_->header_bytes, state_->item.meta.payload_bytes);
+}
+
+}  // namespace terrace

@@ -1,0 +1,171 @@
+// Write-behind: what is published goes to the lower tiers, parents first, a bounded number of bytes in flight. Results are
+// published in the order in which the writes were queued, so a child never becomes visible in a tier before its parent.
+#include <algorithm>
+
+#include "lib/storage/manager_core.h"
+
+namespace terrace {
+namespace {
+
+TierMask Bit(size_t tier) { return static_cast<TierMask>(1u << tier); }
+
+uint64_t JobBytes(const WriteJob& job) { return kTierPageBytes + job.meta.frame_bytes; }
+
+}  // namespace
+
+void ManagerCore::EnqueueWrites(IndexEntry& entry, ObjectPresence& object, const BufferRef& buffer, const ObjectMeta& meta,
+                                uint64_t ticket) {
+  for (size_t t = HasHostTier() ? 1 : 0; t < tiers_.size(); ++t) {
+    if ((object.tiers | object.writing) & Bit(t)) continue;
+    auto job = std::make_shared<WriteJob>();
+    job->id = {entry.key, object.part};
+    job->frame = buffer;
+    job->meta = meta;
+    job->ticket = ticket;
+    object.writing |= Bit(t);
+    tickets_.insert(ticket);
+    tiers_[t].writes.push_back(std::move(job));
+  }
+}
+
+void ManagerCore::PumpWrites(size_t t) {
+  TierState& tier = tiers_[t];
+  while (true) {
+    std::vector<std::shared_ptr<WriteJob>> started;
+    Evictions evictions;
+    {
+      std::lock_guard lock(mutex_);
+      if (tier.is_pumping) {
+        tier.pump_again = true;
+        return;
+      }
+      for (const std::shared_ptr<WriteJob>& job : tier.writes) {
+        if (job->phase != WriteJob::Phase::kQueued) continue;
+        const IndexEntry* entry = index_.Find(job->id.key);
+        if (job->doomed || entry == nullptr || !ParentReachable(*entry, job->id.part, t, true)) {
+          job->phase = WriteJob::Phase::kDone;
+          job->status = FailedPreconditionError("the chunk before it was lost");
+          continue;
+        }
+        if (tier.inflight_bytes > 0 && tier.inflight_bytes + JobBytes(*job) > kWriteWindowBytes) break;
+        tier.inflight_bytes += JobBytes(*job);
+        job->phase = WriteJob::Phase::kInFlight;
+        started.push_back(job);
+      }
+      PublishWrites(t, evictions);
+      tier.is_pumping = true;
+      tier.pump_again = false;
+    }
+    SendEvictions(std::move(evictions));
+    for (const std::shared_ptr<WriteJob>& job : started) {
+      PutOp op;
+      op.id = job->id;
+      op.frame = job->frame;
+      op.meta = job->meta;
+      op.deadline = clock_->Now() + std::chrono::duration_cast<TimePoint::duration>(options_.io_deadline);
+      std::vector<PutOp> ops;
+      ops.push_back(std::move(op));
+      tier.backend->Put(std::move(ops), [core = shared_from_this(), t, job](std::span<const Status> results) {
+        core->OnWriteDone(t, job, results[0]);
+      });
+    }
+    std::lock_guard lock(mutex_);
+    tier.is_pumping = false;
+    if (!tier.pump_again) return;
+  }
+}
+
+void ManagerCore::OnWriteDone(size_t t, const std::shared_ptr<WriteJob>& job, const Status& status) {
+  const bool no_room = status.code() == StatusCode::kResourceExhausted;
+  if (no_room && MakeRoom(t, job)) return;
+  Evictions evictions;
+  {
+    std::lock_guard lock(mutex_);
+    tiers_[t].inflight_bytes -= JobBytes(*job);
+    job->phase = WriteJob::Phase::kDone;
+    job->status = status;
+    PublishWrites(t, evictions);
+    drained_.notify_all();
+  }
+  SendEvictions(std::move(evictions));
+  PumpWrites(t);
+}
+
+// Evicts what the job needs and queues it again. False: nothing may go, or it was tried often enough.
+bool ManagerCore::MakeRoom(size_t t, const std::shared_ptr<WriteJob>& job) {
+  TierState& tier = tiers_[t];
+  Evictions evictions;
+  {
+    std::vector<std::shared_ptr<Lease::State>> ended;
+    std::lock_guard lock(mutex_);
+    ReapLeases(ended);
+    const uint64_t needed = JobBytes(*job);
+    if (job->doomed || job->evictions_tried >= kMaxEvictionRounds || needed > tier.backend->capacity_bytes()) return false;
+    uint64_t freed = 0;
+    while (freed < needed) {
+      const std::optional<ObjectId> victim = tier.policy->Victim([&](const ObjectId& id) { return MayEvict(id, t); });
+      if (!victim) break;
+      IndexEntry* entry = index_.Find(victim->key);
+      freed += entry->Find(victim->part)->frame_bytes + kTierPageBytes;
+      EvictObject(*entry, victim->part, t, evictions);
+      RemoveIfEmpty(entry);
+    }
+    if (freed == 0) return false;
+    ++job->evictions_tried;
+  }
+  // It stays in flight, in its place in the order, until the space is free; then it is queued again.
+  std::vector<ObjectId> ids = std::move(evictions.by_tier[t]);
+  evictions.by_tier[t].clear();
+  tier.backend->Erase(std::move(ids), EraseMode::kEvict, [core = shared_from_this(), t, job](std::span<const Status>) {
+    {
+      std::lock_guard lock(core->mutex_);
+      core->tiers_[t].inflight_bytes -= JobBytes(*job);
+      job->phase = WriteJob::Phase::kQueued;
+      core->drained_.notify_all();
+    }
+    core->PumpWrites(t);
+  });
+  SendEvictions(std::move(evictions));
+  return true;
+}
+
+void ManagerCore::PublishWrites(size_t t, Evictions& evictions) {
+  TierState& tier = tiers_[t];
+  while (!tier.writes.empty() && tier.writes.front()->phase == WriteJob::Phase::kDone) {
+    const std::shared_ptr<WriteJob> job = std::move(tier.writes.front());
+    tier.writes.pop_front();
+    FinishTicket(job->ticket);
+    job->frame.Reset();
+    if (job->doomed) continue;  // Erase settled its entry, and its bytes once it was no longer in flight
+    IndexEntry* entry = index_.Find(job->id.key);
+    ObjectPresence* object = entry != nullptr ? entry->Find(job->id.part) : nullptr;
+    if (object == nullptr) continue;
+    object->writing &= static_cast<TierMask>(~Bit(t));
+    const bool stored = job->status.ok() || job->status.code() == StatusCode::kAlreadyExists;
+    if (stored && ParentReachable(*entry, job->id.part, t, false)) {
+      SetPresent(*entry, *object, t);
+      TouchUpwards(*entry, job->id.part, t);
+      EvictSuperseded(*entry, t, evictions);
+    } else if (stored) {
+      evictions.by_tier.resize(tiers_.size());
+      evictions.by_tier[t].push_back(job->id);
+      unreachable_->Add();
+    } else {
+      tier.write_failures->Add();
+      if (job->status.code() != StatusCode::kFailedPrecondition) {
+        log_->Log(LogLevel::kInfo, tier.name, "a chunk was not kept: " + job->status.ToString());
+      }
+      if (object->tiers == 0) DropCounter("write_failed")->Add();
+    }
+    RemoveIfEmpty(entry);
+  }
+}
+
+void ManagerCore::FinishTicket(uint64_t ticket) {
+  if (const auto it = tickets_.find(ticket); it != tickets_.end()) tickets_.erase(it);
+  drained_.notify_all();
+}
+
+bool ManagerCore::DrainedBefore(uint64_t ticket) const { return tickets_.empty() || *tickets_.begin() >= ticket; }
+
+}  // namespace terrace

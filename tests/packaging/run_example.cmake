@@ -1,0 +1,26 @@
+# Defines run_example, and given PROGRAM (examples/01_store_and_load) runs it in WORK_DIR twice: the first run
+# stores and loads every chunk, the second finds them all on disk. The output must say so: an exit code alone
+# could come from a run without a hit.
+function(run_example program work_dir expected)
+  execute_process(COMMAND ${program} ${work_dir}/cache RESULT_VARIABLE result OUTPUT_VARIABLE out ERROR_VARIABLE err)
+  message(STATUS "store_and_load:\n${out}${err}")
+  if(NOT result EQUAL 0)
+    message(FATAL_ERROR "the example ended with ${result}")
+  endif()
+  foreach(line IN LISTS expected)
+    string(FIND "${out}" "${line}" position)
+    if(position EQUAL -1)
+      message(FATAL_ERROR "the example did not print: ${line}")
+    endif()
+  endforeach()
+endfunction()
+
+if(DEFINED PROGRAM)
+  file(REMOVE_RECURSE ${WORK_DIR})
+  file(MAKE_DIRECTORY ${WORK_DIR})
+  set(found "found: 1024 tokens, 0 of them in host memory")
+  set(loaded "loaded: 1024 of 1024 tokens, every byte compared")
+  run_example(${PROGRAM} ${WORK_DIR} "stored: 4 of 4 chunks were new;${found};${loaded}")
+  run_example(${PROGRAM} ${WORK_DIR} "stored: 0 of 4 chunks were new;${found};${loaded}")
+  file(REMOVE_RECURSE ${WORK_DIR})
+endif()
