@@ -1,7 +1,14 @@
 include(packaging.cmake)
 terrace_test(base_test SOURCES base/base_test.cc base/metrics_test.cc)
 terrace_test(conformance_test
-             SOURCES conformance/conformance_main.cc conformance/conformance.cc conformance/conformance_objects.cc
+             SOURCES conformance/backends_main.cc conformance/conformance.cc conformance/conformance_objects.cc
                      conformance/conformance_life.cc conformance/conformance_pressure.cc conformance/test_object.cc
                      conformance/fault_test.cc conformance/kept_backend.cc support/fault_backend.cc)
 include(${PROJECT_SOURCE_DIR}/backends/nvme/tests.cmake OPTIONAL)
+find_package(nlohmann_json REQUIRED)
+terrace_test(core_test SOURCES core/identity_test.cc core/frame_test.cc core/buffer_pool_test.cc LINK nlohmann_json::nlohmann_json)
+terrace_test(manager_test SOURCES storage/manager_test.cc storage/manager_fault_test.cc support/fault_backend.cc support/memory_disk.cc)
+if(TERRACE_HAVE_LLAMA)
+  include(${PROJECT_SOURCE_DIR}/connectors/llamacpp/tests/tests.cmake OPTIONAL)
+  include(${PROJECT_SOURCE_DIR}/connectors/llamacpp/tool/tests.cmake OPTIONAL)
+endif()

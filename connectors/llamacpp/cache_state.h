@@ -1,4 +1,5 @@
-// LlamaCache::State: the parts of a cache. llama_cache.cc makes it and changes its root; fetch.cc and save.cc are its two ways.
+// LlamaCache::State: the parts of a cache. llama_cache.cc makes it and changes its root; fetch.cc and save.cc
+// are its two ways.
 #pragma once
 
 #include <chrono>
@@ -22,7 +23,8 @@ inline double MsSince(std::chrono::steady_clock::time_point start) {
 }
 
 struct LlamaCache::State {
-  State(ContextPtr made_context, const ModelTraits& model_traits, LlamaCacheOptions cache_options, KvSpec kv_spec);
+  State(ContextPtr made_context, const ModelTraits& model_traits, LlamaCacheOptions cache_options,
+        KvSpec kv_spec);
 
   // fetch.cc
   FetchResult Fetch(llama_seq_id slot, const Prompt& prompt);

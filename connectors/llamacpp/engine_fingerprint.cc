@@ -33,7 +33,9 @@ class ExtrasWriter {
   }
 
  private:
-  void Line(const char* name, const std::string& value) { text_.append(name).append("=").append(value).append("\n"); }
+  void Line(const char* name, const std::string& value) {
+    text_.append(name).append("=").append(value).append("\n");
+  }
   std::string text_;
 };
 
@@ -91,7 +93,8 @@ Status DescribeModelParams(const llama_model_params& params, ExtrasWriter& extra
   const auto& [devices, tensor_buft_overrides, n_gpu_layers, split_mode, load_mode, lazy_mode, main_gpu,
                tensor_split, progress_callback, progress_callback_user_data, kv_overrides, vocab_only,
                check_tensors, use_extra_bufts, no_host, no_alloc, load_mtp] = params;
-  // How the weights come into memory does not change them: load_mode, lazy_mode, check_tensors, progress_callback.
+  // How the weights come into memory does not change them: load_mode, lazy_mode, check_tensors,
+  // progress_callback.
   if (vocab_only) return Refuse("model_params.vocab_only", "true", "false");
   if (no_alloc) return Refuse("model_params.no_alloc", "true", "false");
   if (tensor_buft_overrides != nullptr && tensor_buft_overrides->pattern != nullptr) {
@@ -105,7 +108,8 @@ Status DescribeModelParams(const llama_model_params& params, ExtrasWriter& extra
   // The engine's own default is a list of zeros, which means the same as none.
   std::string split;
   for (size_t i = 0; tensor_split != nullptr && i < llama_max_devices(); ++i) {
-    if (tensor_split[i] != 0.0f) split += std::to_string(i) + ":" + ExtrasWriter::Hex(std::bit_cast<uint32_t>(tensor_split[i])) + ",";
+    if (tensor_split[i] != 0.0f)
+      split += std::to_string(i) + ":" + ExtrasWriter::Hex(std::bit_cast<uint32_t>(tensor_split[i])) + ",";
   }
   extras.Text("tensor_split", split);
   extras.Number("n_gpu_layers", n_gpu_layers);
@@ -122,12 +126,13 @@ Status DescribeContextParams(const llama_model* model, const llama_context_param
                              ExtrasWriter& extras) {
   const auto& [n_ctx, n_batch, n_ubatch, n_seq_max, n_rs_seq, n_outputs_max, n_outputs_max_per_seq, n_threads,
                n_threads_batch, ctx_type, rope_scaling_type, pooling_type, attention_type, flash_attn_type,
-               rope_freq_base, rope_freq_scale, yarn_ext_factor, yarn_attn_factor, yarn_beta_fast, yarn_beta_slow,
-               yarn_orig_ctx, defrag_thold, cb_eval, cb_eval_user_data, type_k, type_v, abort_callback,
-               abort_callback_data, embeddings, offload_kqv, no_perf, op_offload, swa_full, kv_unified, samplers,
-               n_samplers, ctx_other] = params;
-  // Without effect on the bytes: n_batch, n_seq_max, n_outputs_*, n_threads*, no_perf, defrag_thold (the engine ignores it);
-  // n_ctx but for the rope factors; n_ubatch but for the order of summation, which only exact_only promises.
+               rope_freq_base, rope_freq_scale, yarn_ext_factor, yarn_attn_factor, yarn_beta_fast,
+               yarn_beta_slow, yarn_orig_ctx, defrag_thold, cb_eval, cb_eval_user_data, type_k, type_v,
+               abort_callback, abort_callback_data, embeddings, offload_kqv, no_perf, op_offload, swa_full,
+               kv_unified, samplers, n_samplers, ctx_other] = params;
+  // Without effect on the bytes: n_batch, n_seq_max, n_outputs_*, n_threads*, no_perf, defrag_thold (the
+  // engine ignores it); n_ctx but for the rope factors; n_ubatch but for the order of summation, which only
+  // exact_only promises.
   if (flash_attn_type != LLAMA_FLASH_ATTN_TYPE_DISABLED && flash_attn_type != LLAMA_FLASH_ATTN_TYPE_ENABLED) {
     return Refuse("flash_attn_type", "auto", "enabled or disabled (what auto became cannot be asked)");
   }
@@ -137,14 +142,16 @@ Status DescribeContextParams(const llama_model* model, const llama_context_param
   if (pooling_type != LLAMA_POOLING_TYPE_UNSPECIFIED && pooling_type != LLAMA_POOLING_TYPE_NONE) {
     return Refuse("pooling_type", std::to_string(pooling_type), "unspecified or none");
   }
-  if (attention_type == LLAMA_ATTENTION_TYPE_NON_CAUSAL) return Refuse("attention_type", "non-causal", "causal");
+  if (attention_type == LLAMA_ATTENTION_TYPE_NON_CAUSAL)
+    return Refuse("attention_type", "non-causal", "causal");
   if (ctx_other != nullptr) return Refuse("ctx_other", "set", "null");
   if (cb_eval != nullptr || cb_eval_user_data != nullptr) return Refuse("cb_eval", "set", "null");
   if (abort_callback != nullptr || abort_callback_data != nullptr) {
     return Refuse("abort_callback", "set", "null (llama_set_abort_callback sets it on the context)");
   }
   if (samplers != nullptr || n_samplers != 0) return Refuse("samplers", "set", "none");
-  if (exact_only && (n_ubatch != kChunkTokens || n_batch < kChunkTokens || (n_ctx != 0 && n_ctx < kChunkTokens))) {
+  if (exact_only &&
+      (n_ubatch != kChunkTokens || n_batch < kChunkTokens || (n_ctx != 0 && n_ctx < kChunkTokens))) {
     return InvalidArgumentError("exact_only with n_ubatch " + std::to_string(n_ubatch) + ", n_batch " +
                                 std::to_string(n_batch) + ", n_ctx " + std::to_string(n_ctx) +
                                 "; allowed: n_ubatch 256, n_batch and n_ctx of at least 256");
@@ -178,7 +185,8 @@ Result<ModelTraits> CheckModel(const llama_model* model) {
   if (llama_model_has_encoder(model) || !llama_model_has_decoder(model)) {
     return UnimplementedError("llama.cpp: a model with an encoder; allowed: decoder-only models");
   }
-  if (llama_model_is_diffusion(model)) return UnimplementedError("llama.cpp: a diffusion model is not causal");
+  if (llama_model_is_diffusion(model))
+    return UnimplementedError("llama.cpp: a diffusion model is not causal");
   if (MetaBySuffix(model, ".attention.causal").value_or("true") == "false") {
     return UnimplementedError("llama.cpp: the model's attention is not causal");
   }
@@ -189,7 +197,8 @@ Result<ModelTraits> CheckModel(const llama_model* model) {
   }
   // Its compressed cache ends the process on a partial copy of a sequence.
   const std::string architecture = MetaBySuffix(model, "general.architecture").value_or("");
-  if (architecture == "deepseek4") return UnimplementedError("llama.cpp: architecture deepseek4 cannot copy a part of a sequence");
+  if (architecture == "deepseek4")
+    return UnimplementedError("llama.cpp: architecture deepseek4 cannot copy a part of a sequence");
   ModelTraits traits;
   traits.recurrent = llama_model_is_recurrent(model) && !llama_model_is_hybrid(model);
   traits.hybrid = llama_model_is_hybrid(model);
@@ -208,7 +217,8 @@ Result<std::string> EngineExtras(const llama_model* model, const llama_model_par
     extras.Text(name, value != nullptr ? value : "");
   }
   const llama_model_params defaults = llama_model_default_params();
-  if (Status s = DescribeModelParams(model_params != nullptr ? *model_params : defaults, extras); !s.ok()) return s;
+  if (Status s = DescribeModelParams(model_params != nullptr ? *model_params : defaults, extras); !s.ok())
+    return s;
   if (Status s = DescribeContextParams(model, context_params, exact_only, extras); !s.ok()) return s;
   extras.Number("exact_only", exact_only);
   return std::move(extras).Take();

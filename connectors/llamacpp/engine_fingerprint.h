@@ -1,6 +1,7 @@
-// EngineFingerprint: what llama.cpp is set to, as far as it changes the bytes of a sequence's state. The engine has no getter for
-// most of it, so it is taken from the parameters that make the context. Everything the parameter structs hold is either in the
-// text, refused, or named here as without effect; a new field of the engine fails the build.
+// EngineFingerprint: what llama.cpp is set to, as far as it changes the bytes of a sequence's state. The
+// engine has no getter for most of it, so it is taken from the parameters that make the context. Everything
+// the parameter structs hold is either in the text, refused, or named here as without effect; a new field of
+// the engine fails the build.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,8 @@ struct ModelTraits {
   bool recurrent = false;  // purely: the state is of one position, and only of that
   bool hybrid = false;     // attention rows and recurrent state
   uint32_t window = 0;     // sliding window in tokens, 0 without
-  // Rows stay as they were computed until they are removed: a sequence can be cut at any token, and saved later.
+  // Rows stay as they were computed until they are removed: a sequence can be cut at any token, and saved
+  // later.
   bool CanCut() const { return !recurrent && !hybrid && window == 0; }
 };
 

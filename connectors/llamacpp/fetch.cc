@@ -47,7 +47,8 @@ FetchResult LlamaCache::State::Fetch(llama_seq_id slot, const Prompt& prompt) {
   std::optional<Lease> lease;
   if (HasStore() && kept < limit) {
     // The lease ends with this call, so it needs no id of its own.
-    Result<Lease> found = options.manager->Lookup(root, ViewOf(prompt), {.request_id = 0, .max_tokens = limit, .parts = {}});
+    Result<Lease> found =
+        options.manager->Lookup(root, ViewOf(prompt), {.request_id = 0, .max_tokens = limit, .parts = {}});
     if (found.ok()) {
       lease = std::move(*found);
     } else {
@@ -79,8 +80,10 @@ FetchResult LlamaCache::State::Fetch(llama_seq_id slot, const Prompt& prompt) {
   return result;
 }
 
-// Loads and injects in prefix order; what the slot holds then. A chunk that fails ends it, what precedes stays.
-uint64_t LlamaCache::State::LoadInto(llama_seq_id slot, const Lease& lease, TokenRange range, FetchResult* result) {
+// Loads and injects in prefix order; what the slot holds then. A chunk that fails ends it, what precedes
+// stays.
+uint64_t LlamaCache::State::LoadInto(llama_seq_id slot, const Lease& lease, TokenRange range,
+                                     FetchResult* result) {
   SlotRecord& record = slots[static_cast<size_t>(slot)];
   const TimePoint deadline = steady_clock::now() + options.load_deadline;
   LoadHandle load = options.manager->Load(lease, range);
@@ -101,8 +104,8 @@ uint64_t LlamaCache::State::LoadInto(llama_seq_id slot, const Lease& lease, Toke
     const TokenRange payload_tokens = chunk.payload_tokens();
     const uint64_t end = chunk.matched_tokens().end;
     if (!traits.recurrent && payload_tokens.begin != ready) {
-      result->reason = InternalError("the load goes on at token " + std::to_string(payload_tokens.begin) + ", not " +
-                                     std::to_string(ready));
+      result->reason = InternalError("the load goes on at token " + std::to_string(payload_tokens.begin) +
+                                     ", not " + std::to_string(ready));
       break;
     }
     const auto injecting = steady_clock::now();

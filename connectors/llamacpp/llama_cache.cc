@@ -36,13 +36,16 @@ Status CheckOptions(const llama_model* model, const LlamaCacheOptions& options) 
   if (model == nullptr) return InvalidArgumentError("model is null");
   const auto most = static_cast<int64_t>(llama_max_parallel_sequences()) - 1;
   if (options.slots < 1 || options.slots > most) {
-    return InvalidArgumentError("slots is " + std::to_string(options.slots) + "; allowed: 1 to " + std::to_string(most));
+    return InvalidArgumentError("slots is " + std::to_string(options.slots) + "; allowed: 1 to " +
+                                std::to_string(most));
   }
-  if (options.load_deadline <= Duration::zero()) return InvalidArgumentError("load_deadline must be above zero");
+  if (options.load_deadline <= Duration::zero())
+    return InvalidArgumentError("load_deadline must be above zero");
   return OkStatus();
 }
 
-Result<ContextPtr> MakeContext(llama_model* model, llama_context_params params, const LlamaCacheOptions& options) {
+Result<ContextPtr> MakeContext(llama_model* model, llama_context_params params,
+                               const LlamaCacheOptions& options) {
   params.kv_unified = true;
   params.n_seq_max = static_cast<uint32_t>(options.slots) + 1;
   ContextPtr context(llama_init_from_model(model, params));
@@ -52,24 +55,26 @@ Result<ContextPtr> MakeContext(llama_model* model, llama_context_params params, 
         ggml_type_name(params.type_v) + ", flash attention " + std::to_string(params.flash_attn_type) +
         "; a quantised V cache needs flash attention, and heads that its blocks divide); its log says why");
   }
-  if (llama_get_memory(context.get()) == nullptr) return UnimplementedError("llama.cpp: the model keeps no KV");
+  if (llama_get_memory(context.get()) == nullptr)
+    return UnimplementedError("llama.cpp: the model keeps no KV");
   if (llama_pooling_type(context.get()) != LLAMA_POOLING_TYPE_NONE) {
     return UnimplementedError("llama.cpp: an embedding model (pooling); allowed: text generation");
   }
   if (llama_n_seq_max(context.get()) != params.n_seq_max || llama_n_rs_seq(context.get()) != 0) {
     return UnimplementedError("llama.cpp: the engine did not take n_seq_max and n_rs_seq as given");
   }
-  if (options.exact_only && (llama_n_ubatch(context.get()) != kChunkTokens || llama_n_batch(context.get()) < kChunkTokens)) {
-    return InvalidArgumentError("exact_only: the engine took n_ubatch " + std::to_string(llama_n_ubatch(context.get())) +
-                                "; needed: 256");
+  if (options.exact_only &&
+      (llama_n_ubatch(context.get()) != kChunkTokens || llama_n_batch(context.get()) < kChunkTokens)) {
+    return InvalidArgumentError("exact_only: the engine took n_ubatch " +
+                                std::to_string(llama_n_ubatch(context.get())) + "; needed: 256");
   }
   return context;
 }
 
 }  // namespace
 
-LlamaCache::State::State(ContextPtr made_context, const ModelTraits& model_traits, LlamaCacheOptions cache_options,
-                         KvSpec kv_spec)
+LlamaCache::State::State(ContextPtr made_context, const ModelTraits& model_traits,
+                         LlamaCacheOptions cache_options, KvSpec kv_spec)
     : context(std::move(made_context)),
       traits(model_traits),
       options(std::move(cache_options)),
@@ -80,7 +85,8 @@ LlamaCache::State::State(ContextPtr made_context, const ModelTraits& model_trait
 
 Status LlamaCache::State::CheckCall(llama_seq_id slot, const Prompt& prompt) const {
   if (slot < 0 || slot >= options.slots) {
-    return InvalidArgumentError("slot " + std::to_string(slot) + "; allowed: 0 to " + std::to_string(options.slots - 1));
+    return InvalidArgumentError("slot " + std::to_string(slot) + "; allowed: 0 to " +
+                                std::to_string(options.slots - 1));
   }
   return ViewOf(prompt).Validate();
 }
@@ -111,7 +117,8 @@ void LlamaCache::State::Forget(llama_seq_id slot) {
 }
 
 bool LlamaCache::State::AnyUnreported() const {
-  return std::any_of(slots.begin(), slots.end(), [](const SlotRecord& slot) { return !slot.unreported.empty(); });
+  return std::any_of(slots.begin(), slots.end(),
+                     [](const SlotRecord& slot) { return !slot.unreported.empty(); });
 }
 
 Status LlamaCache::State::SetAdapters(const std::vector<ActiveAdapter>& adapters) {
@@ -125,7 +132,8 @@ Status LlamaCache::State::SetAdapters(const std::vector<ActiveAdapter>& adapters
     }
     if (!std::isfinite(active.scale)) return InvalidArgumentError("adapter scale is not finite");
     if (llama_adapter_get_alora_n_invocation_tokens(active.adapter) != 0) {
-      return UnimplementedError("an adapter that invocation tokens switch on; allowed: LoRA that is always on");
+      return UnimplementedError(
+          "an adapter that invocation tokens switch on; allowed: LoRA that is always on");
     }
     const Result<Digest> digest =
         active.path.empty() ? DigestOfText("terrace-adapter-id-1", active.id) : digests->OfFile(active.path);
@@ -135,7 +143,8 @@ Status LlamaCache::State::SetAdapters(const std::vector<ActiveAdapter>& adapters
     handles.push_back(active.adapter);
     scales.push_back(active.scale);
   }
-  // What the slots hold was computed with other weights. Until this returns OK nothing is looked up or stored.
+  // What the slots hold was computed with other weights. Until this returns OK nothing is looked up or
+  // stored.
   for (llama_seq_id slot = 0; slot < options.slots; ++slot) ClearSlot(slot);
   root_status = FailedPreconditionError("the adapters could not be set");
   if (llama_set_adapters_lora(context.get(), handles.data(), handles.size(), scales.data()) != 0) {

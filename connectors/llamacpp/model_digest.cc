@@ -86,8 +86,8 @@ Result<Digest> ModelDigests::OfFile(const std::string& path) {
     struct stat status;
     if (fstat(file.fd(), &status) != 0) return ReadError(path, errno);
     if (!S_ISREG(status.st_mode)) return InvalidArgumentError(path + " is not a regular file");
-    return Stamp{status.st_dev, status.st_ino, static_cast<uint64_t>(status.st_size), Nanoseconds(status.st_mtim),
-                 Nanoseconds(status.st_ctim)};
+    return Stamp{status.st_dev, status.st_ino, static_cast<uint64_t>(status.st_size),
+                 Nanoseconds(status.st_mtim), Nanoseconds(status.st_ctim)};
   };
   const Result<Stamp> before = stamp_of();
   if (!before.ok()) return before.status();

@@ -1,5 +1,6 @@
-// ModelDigests: SHA-256 of model and adapter files, remembered by device, inode, size and times, so that a second cache over
-// the same weights does not read them again. Safe from every thread. Lives as long as its owner; nothing is kept on disk.
+// ModelDigests: SHA-256 of model and adapter files, remembered by device, inode, size and times, so that a
+// second cache over the same weights does not read them again. Safe from every thread. Lives as long as its
+// owner; nothing is kept on disk.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +18,11 @@ namespace terrace::llamacpp {
 
 class ModelDigests {
  public:
-  // SHA-256 of the file's bytes. kNotFound, kUnavailable (cannot be read), kAborted (changed while it was read).
+  // SHA-256 of the file's bytes. kNotFound, kUnavailable (cannot be read), kAborted (changed while it was
+  // read).
   Result<Digest> OfFile(const std::string& path);
-  // One name for a model of one or more files: the file's digest, or the digest of the parts' digests in their order.
+  // One name for a model of one or more files: the file's digest, or the digest of the parts' digests in
+  // their order.
   Result<std::string> OfParts(const std::vector<std::string>& paths);
   // Files that were read through; what was remembered does not count.
   uint64_t files_read() const;

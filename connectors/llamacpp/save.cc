@@ -1,4 +1,5 @@
-// Save: chunk by chunk, so that one scratch copy exists at a time, from the engine straight into the chunk's buffer.
+// Save: chunk by chunk, so that one scratch copy exists at a time, from the engine straight into the chunk's
+// buffer.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -16,7 +17,8 @@ Status LlamaCache::State::CheckStand(llama_seq_id slot, const Prompt& prompt) {
   const uint64_t held = scratch.TokensIn(slot);
   if (held < record.tokens.size()) {
     record.Reset(false);
-    return FailedPreconditionError("the slot holds " + std::to_string(held) + " tokens, fewer than were reported");
+    return FailedPreconditionError("the slot holds " + std::to_string(held) +
+                                   " tokens, fewer than were reported");
   }
   if (held != prompt.tokens.size()) {
     return FailedPreconditionError("the slot holds " + std::to_string(held) + " tokens, not the " +
@@ -28,7 +30,8 @@ Status LlamaCache::State::CheckStand(llama_seq_id slot, const Prompt& prompt) {
   }
   const uint64_t common = record.CommonPrefix(prompt);
   if (common != record.tokens.size()) {
-    return FailedPreconditionError("the tokens differ at " + std::to_string(common) + " from what the slot holds");
+    return FailedPreconditionError("the tokens differ at " + std::to_string(common) +
+                                   " from what the slot holds");
   }
   return OkStatus();
 }
@@ -47,7 +50,8 @@ SaveResult LlamaCache::State::Save(llama_seq_id slot, const Prompt& prompt, bool
   }
   SlotRecord& record = slots[static_cast<size_t>(slot)];
   // One full step from an exact boundary to the next; anything else ends exactness here.
-  if (record.tokens.size() == record.exact_tokens && prompt.tokens.size() == record.exact_tokens + kChunkTokens) {
+  if (record.tokens.size() == record.exact_tokens &&
+      prompt.tokens.size() == record.exact_tokens + kChunkTokens) {
     record.exact_tokens += kChunkTokens;
   }
   record.Extend(prompt);
@@ -60,7 +64,8 @@ SaveResult LlamaCache::State::Save(llama_seq_id slot, const Prompt& prompt, bool
   return result;
 }
 
-void LlamaCache::State::StoreChunks(llama_seq_id slot, const Prompt& prompt, bool with_tail, SaveResult* result) {
+void LlamaCache::State::StoreChunks(llama_seq_id slot, const Prompt& prompt, bool with_tail,
+                                    SaveResult* result) {
   SlotRecord& record = slots[static_cast<size_t>(slot)];
   const uint64_t size = prompt.tokens.size();
   const uint64_t boundary = size / kChunkTokens * kChunkTokens;
@@ -68,7 +73,8 @@ void LlamaCache::State::StoreChunks(llama_seq_id slot, const Prompt& prompt, boo
   const bool tail = with_tail && options.save_tails && !options.exact_only && size > boundary;
   if (status.ok() && tail) status = StoreOne(slot, prompt, {boundary, size}, result);
   if (status.ok()) return;
-  // The store cannot keep it now. Asking again for every token would cost more than it brings: at the next boundary.
+  // The store cannot keep it now. Asking again for every token would cost more than it brings: at the next
+  // boundary.
   record.retry_at = boundary + kChunkTokens;
   // To the host kFailedPrecondition says that the slot does not stand where the tokens say.
   result->reason = status.code() == StatusCode::kFailedPrecondition
@@ -104,7 +110,8 @@ Status LlamaCache::State::StoreFullChunks(llama_seq_id slot, const Prompt& promp
   return OkStatus();
 }
 
-Status LlamaCache::State::StoreOne(llama_seq_id slot, const Prompt& prompt, TokenRange range, SaveResult* result) {
+Status LlamaCache::State::StoreOne(llama_seq_id slot, const Prompt& prompt, TokenRange range,
+                                   SaveResult* result) {
   const PayloadSizes sizes = [&](TokenRange tokens, ObjectPart) { return scratch.Stage(slot, tokens); };
   Result<PrepareResult> prepared = options.manager->Prepare(root, ViewOf(prompt), range, sizes);
   if (!prepared.ok() || prepared->chunks.empty()) {
@@ -115,7 +122,8 @@ Status LlamaCache::State::StoreOne(llama_seq_id slot, const Prompt& prompt, Toke
   PreparedChunk& chunk = prepared->chunks.front();
   if (chunk.present || !chunk.writable) {
     scratch.Drop();
-    if (!chunk.present) return prepared->status.ok() ? InternalError("no buffer for a chunk") : prepared->status;
+    if (!chunk.present)
+      return prepared->status.ok() ? InternalError("no buffer for a chunk") : prepared->status;
     ++result->present_objects;
     return OkStatus();
   }

@@ -21,7 +21,8 @@ uint64_t ScratchSequence::TokensIn(llama_seq_id slot) const {
 
 bool ScratchSequence::IsWhole(llama_seq_id slot, uint64_t tokens) const {
   if (TokensIn(slot) != tokens) return false;
-  if (tokens == 0 || traits_.recurrent || traits_.hybrid) return true;  // their smallest position is the state's
+  if (tokens == 0 || traits_.recurrent || traits_.hybrid)
+    return true;  // their smallest position is the state's
   const uint64_t first_read = traits_.window == 0 || tokens <= traits_.window ? 0 : tokens - traits_.window;
   const llama_pos first = llama_memory_seq_pos_min(memory_, slot);
   return first >= 0 && static_cast<uint64_t>(first) <= first_read;
@@ -31,7 +32,8 @@ uint64_t ScratchSequence::Cut(llama_seq_id slot, uint64_t tokens) {
   const uint64_t held = TokensIn(slot);
   if (held == tokens && tokens > 0) return tokens;
   if (tokens > 0 && held > tokens && traits_.CanCut()) {
-    if (llama_memory_seq_rm(memory_, slot, static_cast<llama_pos>(tokens), -1) && IsWhole(slot, tokens)) return tokens;
+    if (llama_memory_seq_rm(memory_, slot, static_cast<llama_pos>(tokens), -1) && IsWhole(slot, tokens))
+      return tokens;
   }
   llama_memory_seq_rm(memory_, slot, -1, -1);
   return 0;
@@ -46,11 +48,13 @@ Status ScratchSequence::CheckStaged(TokenRange range) const {
   }
   if (traits_.recurrent || traits_.hybrid) return OkStatus();
   // With a window the smallest position is the window cache's.
-  const uint64_t window_begin = traits_.window == 0 || range.end < traits_.window ? 0 : range.end - traits_.window;
+  const uint64_t window_begin =
+      traits_.window == 0 || range.end < traits_.window ? 0 : range.end - traits_.window;
   const uint64_t expected = std::max(range.begin, window_begin);
   const llama_pos first = llama_memory_seq_pos_min(memory_, sequence_);
   if (first < 0 || static_cast<uint64_t>(first) > expected || static_cast<uint64_t>(first) < range.begin) {
-    return InternalError("the engine's first position of " + RangeText(range) + " is " + std::to_string(first));
+    return InternalError("the engine's first position of " + RangeText(range) + " is " +
+                         std::to_string(first));
   }
   return OkStatus();
 }
@@ -58,8 +62,8 @@ Status ScratchSequence::CheckStaged(TokenRange range) const {
 Result<uint64_t> ScratchSequence::Stage(llama_seq_id slot, TokenRange range) {
   Drop();
   if (!traits_.CanCut() && TokensIn(slot) != range.end) {
-    return FailedPreconditionError("the slot stands at " + std::to_string(TokensIn(slot)) + ", not at the end of " +
-                                   RangeText(range) + ": its state there is gone");
+    return FailedPreconditionError("the slot stands at " + std::to_string(TokensIn(slot)) +
+                                   ", not at the end of " + RangeText(range) + ": its state there is gone");
   }
   llama_memory_seq_cp(memory_, slot, sequence_, static_cast<llama_pos>(range.begin),
                       static_cast<llama_pos>(range.end));
@@ -86,11 +90,13 @@ Status ScratchSequence::Read(MutableBytes payload) {
   return OkStatus();
 }
 
-ScratchSequence::Injection ScratchSequence::Inject(llama_seq_id slot, Bytes payload, TokenRange payload_tokens,
-                                                   uint64_t end) {
+ScratchSequence::Injection ScratchSequence::Inject(llama_seq_id slot, Bytes payload,
+                                                   TokenRange payload_tokens, uint64_t end) {
   Drop();
-  if (end <= payload_tokens.begin || end > payload_tokens.end || (end < payload_tokens.end && !traits_.CanCut())) {
-    return {InternalError("a payload of " + RangeText(payload_tokens) + " cannot be cut at " + std::to_string(end))};
+  if (end <= payload_tokens.begin || end > payload_tokens.end ||
+      (end < payload_tokens.end && !traits_.CanCut())) {
+    return {InternalError("a payload of " + RangeText(payload_tokens) + " cannot be cut at " +
+                          std::to_string(end))};
   }
   if (!traits_.recurrent && !IsWhole(slot, payload_tokens.begin)) {
     return {InternalError("the slot does not stand at " + std::to_string(payload_tokens.begin)), false};
@@ -110,8 +116,8 @@ ScratchSequence::Injection ScratchSequence::Inject(llama_seq_id slot, Bytes payl
                       end < payload_tokens.end ? static_cast<llama_pos>(end) : llama_pos{-1});
   Drop();
   if (!IsWhole(slot, end)) {
-    const Status status = InternalError("after loading " + RangeText(payload_tokens) + " the slot stands at " +
-                                        std::to_string(TokensIn(slot)));
+    const Status status = InternalError("after loading " + RangeText(payload_tokens) +
+                                        " the slot stands at " + std::to_string(TokensIn(slot)));
     return {status, payload_tokens.begin > 0 && traits_.CanCut() &&
                         Cut(slot, payload_tokens.begin) == payload_tokens.begin};
   }

@@ -1,6 +1,7 @@
-// ScratchSequence: cuts a slot's state by tokens and joins it again, through one spare sequence id of a unified context. A copy
-// inside one stream only tags cells, so a chunk costs one copy of its bytes. Every step checks positions afterwards: the engine
-// reports little, and a row too few is a wrong answer. On the thread that decodes, between decodes.
+// ScratchSequence: cuts a slot's state by tokens and joins it again, through one spare sequence id of a
+// unified context. A copy inside one stream only tags cells, so a chunk costs one copy of its bytes. Every
+// step checks positions afterwards: the engine reports little, and a row too few is a wrong answer. On the
+// thread that decodes, between decodes.
 //
 // Invariant: outside of Stage..Read the scratch sequence is empty.
 #pragma once
@@ -25,11 +26,12 @@ class ScratchSequence {
   uint64_t TokensIn(llama_seq_id slot) const;
   // Whether the slot's rows, from the first that attention still reads, are there for `tokens` tokens.
   bool IsWhole(llama_seq_id slot, uint64_t tokens) const;
-  // Keeps the first `tokens` tokens. Returns what the slot holds now: `tokens`, or 0 where the engine cannot cut there.
+  // Keeps the first `tokens` tokens. Returns what the slot holds now: `tokens`, or 0 where the engine cannot
+  // cut there.
   uint64_t Cut(llama_seq_id slot, uint64_t tokens);
 
-  // Tags the slot's tokens of `range`; the size of their state. Recurrent state is that of the slot's last token:
-  // the slot must stand at range.end.
+  // Tags the slot's tokens of `range`; the size of their state. Recurrent state is that of the slot's last
+  // token: the slot must stand at range.end.
   Result<uint64_t> Stage(llama_seq_id slot, TokenRange range);
   // The staged state into `payload` (its exact size); the scratch sequence is empty again.
   Status Read(MutableBytes payload);
@@ -39,8 +41,9 @@ class ScratchSequence {
     Status status;
     bool slot_intact = true;  // on failure: the slot holds what it held before
   };
-  // Appends the state of `payload_tokens`, cut at `end`, to the slot, which stands at payload_tokens.begin (recurrent
-  // models: anywhere, the state is replaced). The payload was verified: the engine takes flipped bits.
+  // Appends the state of `payload_tokens`, cut at `end`, to the slot, which stands at payload_tokens.begin
+  // (recurrent models: anywhere, the state is replaced). The payload was verified: the engine takes flipped
+  // bits.
   Injection Inject(llama_seq_id slot, Bytes payload, TokenRange payload_tokens, uint64_t end);
 
  private:

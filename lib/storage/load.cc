@@ -12,6 +12,9 @@ namespace {
 
 TierMask Bit(size_t tier) { return static_cast<TierMask>(1u << tier); }
 
+// How often a load that holds nothing asks a full pool again.
+constexpr std::chrono::milliseconds kParkedRetry{2};
+
 uint64_t ResidentBytes(const LeaseItem& item) {
   return RoundUp(kTierPageBytes + item.meta.frame_bytes, kPoolUnitBytes);
 }
@@ -53,20 +56,26 @@ struct LoadHandle::State : std::enable_shared_from_this<LoadHandle::State> {
   mutable std::mutex mutex;  // guards all below; never held while the manager or a backend is called
   std::condition_variable changed;
   std::vector<Slot> slots;
+  bool is_pumping = false;
+  bool pump_again = false;
   size_t next_start = 0;
   size_t next_take = 0;
   uint64_t resident_bytes = 0;
+  // Set while next_start waits for room that others hold; Next tries again until then. Real time.
+  TimePoint parked_until = kNoDeadline;
   size_t failed_at = SIZE_MAX;  // items from here on are not given out
   Status failure;
   LoadReport report;
 
   void Pump();
-  // False (only if may_wait): the pool is full for now, and something of this load may be released.
+  // False (only if may_wait): the pool is full for now. The item starts again when something of this load is released, or,
+  // where it holds nothing (parked), when Next asks for it and others have released something.
   bool Start(size_t index, size_t from_tier, bool may_wait);
   void ReadFrom(size_t index, size_t tier, BufferRef buffer);
   void Ready(size_t index, BufferRef buffer, uint32_t header_bytes);
   void Fail(size_t index, Status status);
   void ReleaseBytes(uint64_t bytes);
+  void GiveUp(size_t parked);
   void CountTaken(size_t index);
   void Cancel(Status why);
 };
@@ -187,19 +196,25 @@ LoadHandle ManagerCore::Load(const Lease& lease, TokenRange range, const LoadSin
 // --- LoadHandle::State -------------------------------------------------------------------------------------------
 
 void LoadHandle::State::Pump() {
-  while (true) {
-    size_t index;
-    {
-      std::lock_guard lock(mutex);
-      if (next_start >= items.size() || failed_at != SIZE_MAX) return;
+  std::unique_lock lock(mutex);
+  // One thread starts items, so that they start in order and one that finds no room can be taken back.
+  pump_again = true;
+  if (is_pumping) return;
+  is_pumping = true;
+  while (std::exchange(pump_again, false)) {
+    while (next_start < items.size() && failed_at == SIZE_MAX) {
       const uint64_t bytes = ResidentBytes(items[next_start]);
-      if (resident_bytes > 0 && resident_bytes + bytes > window_bytes) return;
+      if (resident_bytes > 0 && resident_bytes + bytes > window_bytes) break;
       resident_bytes += bytes;
-      index = next_start++;
+      const size_t index = next_start++;
       slots[index].phase = Slot::Phase::kReading;
+      lock.unlock();
+      const bool started = Start(index, 0, true);
+      lock.lock();
+      if (!started) break;
     }
-    if (!Start(index, 0, true)) return;
   }
+  is_pumping = false;
 }
 
 bool LoadHandle::State::Start(size_t index, size_t from_tier, bool may_wait) {
@@ -227,22 +242,27 @@ bool LoadHandle::State::Start(size_t index, size_t from_tier, bool may_wait) {
   if (tier == 0 && core->HasHostTier()) return Start(index, 1, may_wait);
   Result<BufferRef> buffer = core->pool_->Allocate(kTierPageBytes + item.meta.frame_bytes);
   if (buffer.ok()) {
+    {
+      std::lock_guard lock(mutex);
+      parked_until = kNoDeadline;
+    }
     ReadFrom(index, tier, *std::move(buffer));
     return true;
   }
-  {
-    // Wait for a chunk of this load to be released, if there is one; never for another load's.
-    std::lock_guard lock(mutex);
-    const uint64_t own = ResidentBytes(item);
-    if (may_wait && resident_bytes > own && next_start == index + 1) {
-      resident_bytes -= own;
-      next_start = index;
-      slots[index].phase = Slot::Phase::kWaiting;
-      return false;
-    }
+  if (!may_wait || kTierPageBytes + item.meta.frame_bytes > core->pool_->size_bytes()) {
+    Fail(index, buffer.status());
+    return true;
   }
-  Fail(index, buffer.status());
-  return true;
+  std::lock_guard lock(mutex);
+  resident_bytes -= ResidentBytes(item);
+  next_start = index;
+  slots[index].phase = Slot::Phase::kWaiting;
+  if (resident_bytes == 0 && parked_until == kNoDeadline) {
+    parked_until = std::chrono::steady_clock::now() +
+                   std::chrono::duration_cast<TimePoint::duration>(core->options_.io_deadline);
+  }
+  changed.notify_all();
+  return false;
 }
 
 void LoadHandle::State::ReadFrom(size_t index, size_t tier, BufferRef buffer) {
@@ -307,6 +327,15 @@ void LoadHandle::State::Fail(size_t index, Status status) {
   changed.notify_all();
 }
 
+// The parked item never got room.
+void LoadHandle::State::GiveUp(size_t parked) {
+  std::lock_guard lock(mutex);
+  if (next_start != parked || failed_at != SIZE_MAX) return;
+  failed_at = parked;
+  failure = ResourceExhaustedError("no room in the pool for the next chunk");
+  report.status = failure;
+}
+
 void LoadHandle::State::ReleaseBytes(uint64_t bytes) {
   {
     std::lock_guard lock(mutex);
@@ -366,10 +395,27 @@ Result<std::optional<LeasedChunk>> LoadHandle::Next(TimePoint deadline) {
     return state.next_take >= state.items.size() || state.next_take >= state.failed_at ||
            state.slots[state.next_take].phase == State::Slot::Phase::kReady;
   };
-  if (deadline == kNoDeadline) {
-    state.changed.wait(lock, arrived);
-  } else if (!state.changed.wait_until(lock, deadline, arrived)) {
-    return DeadlineExceededError("the next chunk did not arrive in time");
+  while (!arrived()) {
+    const TimePoint now = std::chrono::steady_clock::now();
+    if (now >= deadline) return DeadlineExceededError("the next chunk did not arrive in time");
+    if (state.parked_until == kNoDeadline) {
+      if (deadline == kNoDeadline) {
+        state.changed.wait(lock);
+      } else {
+        state.changed.wait_until(lock, deadline);
+      }
+      continue;
+    }
+    const size_t parked = state.next_start;
+    const bool is_over = now >= state.parked_until;
+    if (!is_over) state.changed.wait_until(lock, std::min(deadline, now + kParkedRetry));
+    lock.unlock();
+    if (is_over) {
+      state.GiveUp(parked);
+    } else {
+      state.Pump();
+    }
+    lock.lock();
   }
   if (state.next_take >= state.items.size() || state.next_take >= state.failed_at) {
     return std::optional<LeasedChunk>();

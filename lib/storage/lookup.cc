@@ -249,12 +249,12 @@ Result<Lease> ManagerCore::Lookup(const ChunkKey& root_key, const TokenView& pro
   TERRACE_RETURN_IF_ERROR(CheckOpen());
   lease->deadline = clock_->Now() + std::chrono::duration_cast<TimePoint::duration>(options_.lease_time);
   FillLease(PlanMatch(*root, request->hasher.full_keys(), prompt, limit, parts), parts, *lease);
-  Protect(lease);
-  // Only now, so that what both protect was protected without a gap.
+  // Under one lock with what follows: what both protect is protected without a gap, and counts once in the budget.
   if (auto earlier = request->lease.lock()) {
     Unprotect(*earlier);
     ended.push_back(std::move(earlier));
   }
+  Protect(lease);
   lookups_->Add();
   lookup_tokens_->Add(prompt.tokens.size());
   matched_tokens_->Add(lease->matched_tokens);

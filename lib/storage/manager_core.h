@@ -227,7 +227,13 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
   void PumpWrites(size_t tier);
   void OnWriteDone(size_t tier, const std::shared_ptr<WriteJob>& job, const Status& status);
   bool MakeRoom(size_t tier, const std::shared_ptr<WriteJob>& job);
-  void PublishWrites(size_t tier, Evictions& evictions);
+  // What became of published writes and has to be done with mutex_ free; then their tickets end.
+  struct WriteEffects {
+    Evictions evictions;
+    std::vector<uint64_t> tickets;
+  };
+  void PublishWrites(size_t tier, WriteEffects& effects);
+  void ApplyEffects(WriteEffects effects);
   void FinishTicket(uint64_t ticket);
   bool DrainedBefore(uint64_t ticket) const;
 

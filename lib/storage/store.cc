@@ -210,11 +210,12 @@ void ManagerCore::SealAndPublish(WritableChunk::State& chunk) {
   {
     std::lock_guard lock(mutex_);
     Publish(chunk, evictions);
-    FinishTicket(chunk.ticket);
   }
   chunk.buffer.Reset();
   SendEvictions(std::move(evictions));
   for (size_t t = 0; t < tiers_.size(); ++t) PumpWrites(t);
+  std::lock_guard lock(mutex_);
+  FinishTicket(chunk.ticket);
 }
 
 void ManagerCore::Publish(WritableChunk::State& chunk, Evictions& evictions) {
@@ -261,9 +262,12 @@ bool ManagerCore::PutInHost(const ObjectId& id, const BufferRef& buffer, const O
     std::vector<PutOp> ops;
     ops.push_back({.id = id, .frame = buffer, .meta = meta});
     tiers_[0].backend->Put(std::move(ops), [&](std::span<const Status> results) { status = results[0]; });
-    if (status.ok()) return true;
+    // The first published wins: a buffer that is there already is as good.
+    if (status.ok() || status.code() == StatusCode::kAlreadyExists) return true;
     if (status.code() != StatusCode::kResourceExhausted || !EvictOneFromHost()) {
       tiers_[0].write_failures->Add();
+      // A failure that came after the fact would leave a buffer that nobody knows of.
+      tiers_[0].backend->Erase({id}, EraseMode::kEvict, [](std::span<const Status>) {});
       return false;
     }
   }

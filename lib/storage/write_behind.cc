@@ -32,7 +32,7 @@ void ManagerCore::PumpWrites(size_t t) {
   TierState& tier = tiers_[t];
   while (true) {
     std::vector<std::shared_ptr<WriteJob>> started;
-    Evictions evictions;
+    WriteEffects effects;
     {
       std::lock_guard lock(mutex_);
       if (tier.is_pumping) {
@@ -52,11 +52,11 @@ void ManagerCore::PumpWrites(size_t t) {
         job->phase = WriteJob::Phase::kInFlight;
         started.push_back(job);
       }
-      PublishWrites(t, evictions);
+      PublishWrites(t, effects);
       tier.is_pumping = true;
       tier.pump_again = false;
     }
-    SendEvictions(std::move(evictions));
+    ApplyEffects(std::move(effects));
     for (const std::shared_ptr<WriteJob>& job : started) {
       PutOp op;
       op.id = job->id;
@@ -78,16 +78,16 @@ void ManagerCore::PumpWrites(size_t t) {
 void ManagerCore::OnWriteDone(size_t t, const std::shared_ptr<WriteJob>& job, const Status& status) {
   const bool no_room = status.code() == StatusCode::kResourceExhausted;
   if (no_room && MakeRoom(t, job)) return;
-  Evictions evictions;
+  WriteEffects effects;
   {
     std::lock_guard lock(mutex_);
     tiers_[t].inflight_bytes -= JobBytes(*job);
     job->phase = WriteJob::Phase::kDone;
     job->status = status;
-    PublishWrites(t, evictions);
+    PublishWrites(t, effects);
     drained_.notify_all();
   }
-  SendEvictions(std::move(evictions));
+  ApplyEffects(std::move(effects));
   PumpWrites(t);
 }
 
@@ -129,12 +129,13 @@ bool ManagerCore::MakeRoom(size_t t, const std::shared_ptr<WriteJob>& job) {
   return true;
 }
 
-void ManagerCore::PublishWrites(size_t t, Evictions& evictions) {
+void ManagerCore::PublishWrites(size_t t, WriteEffects& effects) {
   TierState& tier = tiers_[t];
+  Evictions& evictions = effects.evictions;
   while (!tier.writes.empty() && tier.writes.front()->phase == WriteJob::Phase::kDone) {
     const std::shared_ptr<WriteJob> job = std::move(tier.writes.front());
     tier.writes.pop_front();
-    FinishTicket(job->ticket);
+    effects.tickets.push_back(job->ticket);
     job->frame.Reset();
     if (job->doomed) continue;  // Erase settled its entry, and its bytes once it was no longer in flight
     IndexEntry* entry = index_.Find(job->id.key);
@@ -154,11 +155,21 @@ void ManagerCore::PublishWrites(size_t t, Evictions& evictions) {
       tier.write_failures->Add();
       if (job->status.code() != StatusCode::kFailedPrecondition) {
         log_->Log(LogLevel::kInfo, tier.name, "a chunk was not kept: " + job->status.ToString());
+        // A failure that came after the fact would leave bytes that nobody knows of.
+        evictions.by_tier.resize(tiers_.size());
+        evictions.by_tier[t].push_back(job->id);
       }
       if (object->tiers == 0) DropCounter("write_failed")->Add();
     }
     RemoveIfEmpty(entry);
   }
+}
+
+void ManagerCore::ApplyEffects(WriteEffects effects) {
+  if (effects.tickets.empty()) return;
+  SendEvictions(std::move(effects.evictions));
+  std::lock_guard lock(mutex_);
+  for (const uint64_t ticket : effects.tickets) FinishTicket(ticket);
 }
 
 void ManagerCore::FinishTicket(uint64_t ticket) {

@@ -1,5 +1,5 @@
 // The conformance suite of terrace::Backend. It needs include/terrace/ and GoogleTest only, so that a backend
-// outside this tree can run it: compile tests/conformance/conformance*.cc beside a main() that calls
+// outside this tree can run it: compile tests/conformance/{conformance*,test_object}.cc beside a main() that calls
 //
 //   terrace::RegisterBackendConformance("MyBackend", [] { return BackendFixture{.make = ...}; });
 //

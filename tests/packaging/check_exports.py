@@ -36,6 +36,9 @@ def public_names(include_dir):
                 text = re.sub(r"//[^\n]*", "", file.read())
             names.update(re.findall(r"\b(?:class|struct)\s+(?:\[\[\w+\]\]\s*)?TERRACE_API\s+(?:\[\[\w+\]\]\s*)?(\w+)", text))
             names.update(re.findall(r"\bTERRACE_API\s[^;{}()]*?\b(\w+)\s*\(", text))
+            # A struct whose single members are marked: the last one that began before the mark.
+            for mark in re.finditer(r"^\s+TERRACE_API\b", text, re.M):
+                names.update(re.findall(r"^(?:class|struct)\s+(\w+)", text[:mark.start()], re.M)[-1:])
     return names
 
 

@@ -39,7 +39,8 @@ std::vector<llama_token> RandomTokens(size_t count, uint64_t seed) {
   return tokens;
 }
 
-std::vector<llama_token> Joined(const std::vector<llama_token>& a, size_t count, const std::vector<llama_token>& b) {
+std::vector<llama_token> Joined(const std::vector<llama_token>& a, size_t count,
+                                const std::vector<llama_token>& b) {
   std::vector<llama_token> joined(a.begin(), a.begin() + static_cast<ptrdiff_t>(count));
   joined.insert(joined.end(), b.begin(), b.end());
   return joined;
@@ -55,8 +56,8 @@ llama_context_params TinyContextParams() {
   return params;
 }
 
-std::vector<float> DecodeStep(llama_context* context, llama_seq_id slot, const std::vector<llama_token>& tokens,
-                              size_t begin, size_t count) {
+std::vector<float> DecodeStep(llama_context* context, llama_seq_id slot,
+                              const std::vector<llama_token>& tokens, size_t begin, size_t count) {
   llama_batch batch = llama_batch_init(static_cast<int32_t>(count), 0, 1);
   for (size_t i = 0; i < count; ++i) {
     batch.token[i] = tokens[begin + i];
@@ -113,7 +114,8 @@ void BareEngine::Cut(size_t tokens) {
 
 void BareEngine::Clear() { llama_memory_clear(llama_get_memory(context_.get()), true); }
 
-std::shared_ptr<StorageManager> OpenStore(const std::optional<std::filesystem::path>& directory, uint64_t host_bytes) {
+std::shared_ptr<StorageManager> OpenStore(const std::optional<std::filesystem::path>& directory,
+                                          uint64_t host_bytes) {
   StorageOptions options;
   options.pool_bytes = 64 * kMiB;
   options.huge_pages = false;

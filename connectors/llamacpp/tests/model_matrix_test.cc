@@ -1,5 +1,5 @@
-// Every architecture, KV type and flash attention setting: what a hit computes is, byte for byte, what the engine computes without
-// Terrace; the same hit over a planted chunk of another prefix is not.
+// Every architecture, KV type and flash attention setting: what a hit computes is, byte for byte, what the
+// engine computes without Terrace; the same hit over a planted chunk of another prefix is not.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -15,8 +15,8 @@ namespace {
 struct HitCase {
   const char* name;
   std::vector<llama_token> prompt;
-  size_t match_cut;              // tokens ready where the model can be cut inside a chunk
-  size_t match_whole;            // and where it cannot
+  size_t match_cut;    // tokens ready where the model can be cut inside a chunk
+  size_t match_whole;  // and where it cannot
 };
 
 const std::vector<size_t> kDocumentEnds = {256, 512, 768, 808};
@@ -38,7 +38,6 @@ class ModelMatrixTest : public testing::TestWithParam<std::tuple<TinyArchitectur
   ModelMatrixTest() {
     params_.type_k = params_.type_v = std::get<1>(GetParam());
     params_.flash_attn_type = flash() ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
-    // The random ids could agree with the document's by chance where they must differ.
     document_ = RandomTokens(808, 5);
   }
 
@@ -50,7 +49,8 @@ class ModelMatrixTest : public testing::TestWithParam<std::tuple<TinyArchitectur
   }
   bool Refused() const { return ggml_is_quantized(params_.type_v) && !flash(); }
 
-  // The engine alone, decoding in the splits in which the stored rows were computed, cut at the match, then the suffix.
+  // The engine alone, decoding in the splits in which the stored rows were computed, cut at the match, then
+  // the suffix.
   std::vector<float> Reference(const HitCase& hit, size_t match, const std::vector<size_t>& suffix_ends) {
     bare_->Clear();
     std::vector<size_t> ends;
@@ -118,7 +118,9 @@ TEST_P(ModelMatrixTest, HitsEqualTheEngineAndPlantedChunksDoNot) {
     EXPECT_EQ(run.decoded, hit.prompt.size() - match);
     const std::vector<float> reference = Reference(hit, match, run.ends);
     EXPECT_TRUE(SameBytes(run.logits, reference));
-    if (match % 256 == 0) EXPECT_TRUE(SameBytes(run.logits, bare_->OneShot(hit.prompt)));
+    if (match % 256 == 0) {
+      EXPECT_TRUE(SameBytes(run.logits, bare_->OneShot(hit.prompt)));
+    }
 
     EmptySlot(*planted, 0);
     const HostRun wrong = RunPrompt(*planted, 0, hit.prompt);
@@ -138,9 +140,9 @@ INSTANTIATE_TEST_SUITE_P(
                                      TinyArchitecture::kSmallWindow, TinyArchitecture::kLargeWindow,
                                      TinyArchitecture::kHybrid, TinyArchitecture::kRecurrent),
                      testing::Values(GGML_TYPE_F16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0), testing::Bool()),
-    [](const auto& info) {
-      return std::string(NameOf(std::get<0>(info.param))) + "_" + ggml_type_name(std::get<1>(info.param)) +
-             (std::get<2>(info.param) ? "_flash" : "_plain");
+    [](const auto& tested) {
+      return std::string(NameOf(std::get<0>(tested.param))) + "_" +
+             ggml_type_name(std::get<1>(tested.param)) + (std::get<2>(tested.param) ? "_flash" : "_plain");
     });
 
 }  // namespace

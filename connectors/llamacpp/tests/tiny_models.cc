@@ -60,7 +60,9 @@ uint64_t HashName(std::string_view name, uint64_t seed) {
 }
 
 // Uniform in [-1, 1): the same in every standard library.
-float Uniform(std::mt19937_64& random) { return static_cast<float>(static_cast<double>(random() >> 11) * 0x1p-52 - 1.0); }
+float Uniform(std::mt19937_64& random) {
+  return static_cast<float>(static_cast<double>(random() >> 11) * 0x1p-52 - 1.0);
+}
 
 void FillTensor(ggml_tensor* tensor, void* user) {
   const std::string_view name = tensor->name;
@@ -150,18 +152,27 @@ ModelPtr Build(Metadata metadata, uint64_t seed) {
 
 const char* NameOf(TinyArchitecture architecture) {
   switch (architecture) {
-    case TinyArchitecture::kGqa: return "Gqa";
-    case TinyArchitecture::kMha: return "Mha";
-    case TinyArchitecture::kMla: return "Mla";
-    case TinyArchitecture::kSmallWindow: return "SmallWindow";
-    case TinyArchitecture::kLargeWindow: return "LargeWindow";
-    case TinyArchitecture::kHybrid: return "Hybrid";
-    case TinyArchitecture::kRecurrent: return "Recurrent";
+    case TinyArchitecture::kGqa:
+      return "Gqa";
+    case TinyArchitecture::kMha:
+      return "Mha";
+    case TinyArchitecture::kMla:
+      return "Mla";
+    case TinyArchitecture::kSmallWindow:
+      return "SmallWindow";
+    case TinyArchitecture::kLargeWindow:
+      return "LargeWindow";
+    case TinyArchitecture::kHybrid:
+      return "Hybrid";
+    case TinyArchitecture::kRecurrent:
+      return "Recurrent";
   }
   return "";
 }
 
-ModelPtr MakeTinyModel(TinyArchitecture architecture, uint64_t seed) { return Build(Describe(architecture), seed); }
+ModelPtr MakeTinyModel(TinyArchitecture architecture, uint64_t seed) {
+  return Build(Describe(architecture), seed);
+}
 
 ModelPtr MakeTinyModelOf(const std::string& architecture, uint64_t seed) {
   Metadata metadata(architecture);
@@ -183,7 +194,8 @@ void WriteTinyLora(const std::string& path, uint64_t seed) {
     ggml_tensor* tensor = ggml_new_tensor_2d(context, GGML_TYPE_F32, columns, rows);
     ggml_set_name(tensor, name);
     std::mt19937_64 random(HashName(name, seed));
-    for (int64_t i = 0; i < columns * rows; ++i) static_cast<float*>(tensor->data)[i] = 0.2f * Uniform(random);
+    for (int64_t i = 0; i < columns * rows; ++i)
+      static_cast<float*>(tensor->data)[i] = 0.2f * Uniform(random);
     gguf_add_tensor(gguf.get(), tensor);
   };
   add("blk.0.attn_k.weight.lora_a", kEmbedding, kRank);

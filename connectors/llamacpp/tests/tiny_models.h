@@ -1,5 +1,5 @@
-// Random-weight models of a few layers, made in memory: any architecture, no file. Weights depend on the seed and the tensor's
-// name only, so two models of one seed are equal in every process.
+// Random-weight models of a few layers, made in memory: any architecture, no file. Weights depend on the seed
+// and the tensor's name only, so two models of one seed are equal in every process.
 #pragma once
 
 #include <cstdint>

@@ -13,6 +13,8 @@ import tempfile
 import unittest
 
 PROGRAM = MODEL = ""
+# Other tests run beside this one, and threads of the engine that wait for each other by spinning suffer most.
+ONE_THREAD = ["--threads", "1"]
 LICENCE = "/usr/share/common-licenses/GPL-3"
 
 
@@ -46,7 +48,7 @@ class ProgramTest(unittest.TestCase):
         return done
 
     def answer(self, *arguments):
-        done = self.ok("run", "-m", MODEL, "--json", *arguments)
+        done = self.ok("run", "-m", MODEL, "--json", *ONE_THREAD, *arguments)
         lines = [json.loads(line) for line in done.stdout.splitlines()]
         self.assertEqual(len(lines), 1)
         return lines[0]
@@ -137,7 +139,7 @@ class ProgramTest(unittest.TestCase):
         path = os.path.join(self.folder.name, "document.txt")
         with open(path, "w", encoding="utf-8") as f:
             f.write(document(1600))
-        done = self.ok("run", "-m", MODEL, "--json", "--exact", "--clear-slot", "--host-bytes", "128MiB", "-n", "8",
+        done = self.ok("run", "-m", MODEL, *ONE_THREAD, "--json", "--exact", "--clear-slot", "--host-bytes", "128MiB", "-n", "8",
                        "--document", path, "--document-tokens", "256", "-p", "What is this?", "-p", "Who wrote this?")
         first, second = map(json.loads, done.stdout.splitlines())
         self.assertEqual((first["document_tokens"], first["loaded_tokens"], first["slot_tokens"]), (256, 0, 0))
@@ -156,7 +158,7 @@ class ProgramTest(unittest.TestCase):
     # The cache directory.
 
     def test_a_held_directory_is_left_out_or_required(self):
-        holder = subprocess.Popen([PROGRAM, "chat", "-m", MODEL, "--cache", self.cache, "-n", "4", *self.size],
+        holder = subprocess.Popen([PROGRAM, "chat", "-m", MODEL, "--cache", self.cache, "-n", "4", *ONE_THREAD, *self.size],
                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         try:
             holder.stdin.write("Hello\n")
@@ -197,7 +199,7 @@ class ProgramTest(unittest.TestCase):
 
     def test_chat_comes_back_without_recomputing(self):
         session = os.path.join(self.folder.name, "talk.json")
-        chat = ["chat", "-m", MODEL, "--session", session, "--cache", self.cache, "-n", "24", *self.size]
+        chat = ["chat", "-m", MODEL, "--session", session, "--cache", self.cache, "-n", "24", *ONE_THREAD, *self.size]
         opening = " ".join(document(2000).split()) + " Tell me what this text is about."
         first = self.ok(*chat, stdin=f"{opening}\nWhich license is it?\n")
         (prompt, loaded, _, computed), (prompt2, loaded2, slot2, _) = summaries(first.stderr)
@@ -241,7 +243,8 @@ class ProgramTest(unittest.TestCase):
 
     def test_bench_measures_every_case_with_equal_logits(self):
         done = self.ok("bench", "--model", MODEL, "--prefix-tokens", "512", "--suffix-tokens", "64", "--repeat", "1",
-                       "--cases", "cold,slot,host,nvme", "--cache", self.cache, "--json", *self.size)
+                       "--cases", "cold,slot,host,nvme", "--cache", self.cache, "--json", *ONE_THREAD,
+                       *self.size)
         lines = [json.loads(line) for line in done.stdout.splitlines()]
         self.assertEqual([line["case"] for line in lines], ["cold", "slot", "host", "nvme"])
         for line in lines:

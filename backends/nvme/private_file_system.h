@@ -1,0 +1,13 @@
+// PrivateFileSystem: RocksDB's files with mode 0600, whatever the umask. The place for a file system that is simulated
+// to come in between.
+#pragma once
+
+#include <memory>
+
+#include <rocksdb/file_system.h>
+
+namespace terrace {
+
+std::shared_ptr<rocksdb::FileSystem> MakePrivateFileSystem(std::shared_ptr<rocksdb::FileSystem> base);
+
+}  // namespace terrace

@@ -1,0 +1,180 @@
+#include "backends/nvme/transfer_queue.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "lib/base/check.h"
+
+namespace terrace {
+namespace {
+
+constexpr uint64_t kAlignment = 4096;
+constexpr uint32_t kMaxRetries = 100;  // of one request without a byte of progress
+constexpr uint32_t kMaxRequestsPerLane = kMaxRequests / 2;
+
+uint64_t BytesOf(const IoRequest& request) {
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < request.num_memory; ++i) bytes += request.memory[i].iov_len;
+  return bytes;
+}
+
+Status ErrorOf(const IoRequest& request, int error) {
+  const std::string what = request.direction == IoDirection::kRead ? "read" : "write";
+  const std::string text = what + " of a segment at " + std::to_string(request.offset) + ": " + std::strerror(error);
+  return error == ENOSPC || error == EDQUOT ? ResourceExhaustedError(text) : UnavailableError(text);
+}
+
+}  // namespace
+
+TransferQueue::TransferQueue(IoEngine* engine, TransferLimits limits) : engine_(engine), limits_(limits) {
+  for (uint32_t i = 0; i < kMaxRequests; ++i) {
+    requests_.push_back(std::make_unique<Request>());
+    idle_.push_back(requests_.back().get());
+  }
+}
+
+TransferQueue::~TransferQueue() { TERRACE_CHECK(idle_.size() == requests_.size()) << "requests are in flight"; }
+
+void TransferQueue::Add(TransferRef transfer) {
+  TERRACE_CHECK(!transfer->spans.empty());
+  Lane& lane = lanes_[Index(transfer->direction)];
+  lane.waiting.push_back(std::move(transfer));
+}
+
+void TransferQueue::Stop(const TransferRef& transfer) {
+  if (transfer->ended || transfer->stopped) return;
+  transfer->stopped = true;
+  if (transfer->status.ok() && HasMore(*transfer)) transfer->status = CancelledError("stopped");
+  EndIfIdle(transfer);
+}
+
+void TransferQueue::Pump() {
+  Lane& reads = lanes_[Index(IoDirection::kRead)];
+  PumpLane(reads, kMaxRequestsPerLane);
+  PumpLane(lanes_[Index(IoDirection::kWrite)], reads.waiting.empty() ? kMaxRequestsPerLane : 1);
+}
+
+void TransferQueue::PumpLane(Lane& lane, uint32_t max_requests) {
+  while (!lane.waiting.empty()) {
+    const TransferRef transfer = lane.waiting.front();
+    if (transfer->stopped || !HasMore(*transfer)) {
+      lane.waiting.pop_front();
+      EndIfIdle(transfer);
+      continue;
+    }
+    if (lane.in_flight >= max_requests || idle_.empty()) return;
+    const uint64_t room = limits_.inflight_bytes - lane.in_flight_bytes;
+    if (room < std::min(limits_.request_bytes, transfer->spans[transfer->span].length - transfer->span_done)) return;
+    Request* request = idle_.back();
+    idle_.pop_back();
+    request->transfer = transfer;
+    request->retries = 0;
+    NextRequest(*transfer, *request);
+    request->charged_bytes = BytesOf(*request);
+    lane.in_flight_bytes += request->charged_bytes;
+    ++lane.in_flight;
+    ++transfer->in_flight;
+    engine_->Start(request);
+  }
+}
+
+void TransferQueue::NextRequest(Transfer& transfer, Request& request) const {
+  const TransferSpan& first = transfer.spans[transfer.span];
+  request.direction = transfer.direction;
+  request.fd = first.fd;
+  request.offset = first.offset + transfer.span_done;
+  request.num_memory = 0;
+  const uint64_t in_flight = lanes_[Index(transfer.direction)].in_flight_bytes;
+  uint64_t left = std::min(limits_.request_bytes, limits_.inflight_bytes - in_flight);
+  uint64_t offset = request.offset;
+  // A tier page and the frame behind it lie apart in memory and together on disk: one request.
+  while (left > 0 && HasMore(transfer) && request.num_memory < request.memory.size()) {
+    const TransferSpan& span = transfer.spans[transfer.span];
+    if (span.fd != request.fd || span.offset + transfer.span_done != offset) break;
+    const uint64_t n = std::min(left, span.length - transfer.span_done);
+    request.memory[request.num_memory++] = {span.memory + transfer.span_done, n};
+    left -= n;
+    offset += n;
+    transfer.span_done += n;
+    if (transfer.span_done == span.length) {
+      ++transfer.span;
+      transfer.span_done = 0;
+    }
+  }
+}
+
+void TransferQueue::OnCompletion(const IoCompletion& completion) {
+  auto* request = static_cast<Request*>(completion.request);
+  Transfer& transfer = *request->transfer;
+  const int64_t result = completion.result;
+  const uint64_t wanted = BytesOf(*request);
+  TERRACE_CHECK(result <= static_cast<int64_t>(wanted)) << result << " of " << wanted;
+  bool again = false;
+  if (result == -EAGAIN || result == -EINTR) {
+    again = ++request->retries <= kMaxRetries;
+    if (!again && transfer.status.ok()) transfer.status = ErrorOf(*request, static_cast<int>(-result));
+  } else if (result < 0) {
+    if (transfer.status.ok()) transfer.status = ErrorOf(*request, static_cast<int>(-result));
+  } else if (result == 0) {
+    if (transfer.status.ok()) {
+      transfer.status = request->direction == IoDirection::kRead
+                            ? DataLossError("a segment ends before " + std::to_string(request->offset + wanted))
+                            : ErrorOf(*request, ENOSPC);
+    }
+  } else {
+    // A device may stop anywhere; what goes on must be aligned again.
+    const uint64_t whole = static_cast<uint64_t>(result) / kAlignment * kAlignment;
+    if (whole > 0) request->retries = 0;
+    Consume(*request, whole);
+    again = whole < wanted && (whole > 0 || ++request->retries <= kMaxRetries);
+    if (whole < wanted && !again) transfer.status = ErrorOf(*request, EIO);
+  }
+  if (!transfer.status.ok()) transfer.stopped = true;
+  if (again && !transfer.stopped) {
+    engine_->Start(request);
+    return;
+  }
+  if (again && transfer.status.ok()) transfer.status = CancelledError("stopped");
+  Finish(request);
+}
+
+void TransferQueue::Consume(Request& request, uint64_t n) {
+  bytes_done_[Index(request.direction)] += n;
+  request.offset += n;
+  while (n > 0) {
+    iovec& first = request.memory[0];
+    const uint64_t part = std::min<uint64_t>(n, first.iov_len);
+    auto* memory = static_cast<std::byte*>(first.iov_base);
+    if (request.transfer->on_bytes) request.transfer->on_bytes(memory, part);
+    first.iov_base = memory + part;
+    first.iov_len -= part;
+    n -= part;
+    if (first.iov_len == 0 && request.num_memory > 1) {
+      request.memory[0] = request.memory[1];
+      --request.num_memory;
+    }
+  }
+}
+
+void TransferQueue::Finish(Request* request) {
+  Lane& lane = lanes_[Index(request->direction)];
+  lane.in_flight_bytes -= request->charged_bytes;
+  --lane.in_flight;
+  const TransferRef transfer = std::move(request->transfer);
+  request->transfer = nullptr;
+  idle_.push_back(request);
+  --transfer->in_flight;
+  EndIfIdle(transfer);
+}
+
+void TransferQueue::EndIfIdle(const TransferRef& transfer) {
+  if (transfer->ended || transfer->in_flight > 0) return;
+  if (HasMore(*transfer) && !transfer->stopped) return;
+  transfer->ended = true;
+  const auto on_end = std::move(transfer->on_end);
+  transfer->on_bytes = nullptr;
+  on_end(transfer->status);
+}
+
+}  // namespace terrace
