@@ -111,11 +111,13 @@ Result<uint64_t> ManagerCore::Erase(std::span<const ChunkKey> keys) {
 }
 
 Status ManagerCore::Clear() {
+  std::vector<RootStateRef> roots;
   {
     DoomedJobs doomed;
     std::unique_lock lock(mutex_);
     TERRACE_RETURN_IF_ERROR(CheckOpen());
     std::vector<std::vector<ObjectId>> by_tier(tiers_.size());
+    for (const auto& [key, root] : roots_) roots.push_back(root);
     std::vector<IndexEntry*> entries;
     index_.ForEach([&](IndexEntry& entry) { entries.push_back(&entry); });
     for (IndexEntry* entry : entries) {
@@ -130,6 +132,8 @@ Status ManagerCore::Clear() {
     Status status = Await([&](StatusDone done) { tiers_[t].backend->Clear(std::move(done)); }, kNoDeadline);
     if (first.ok()) first = std::move(status);
   }
+  // A cleared backend forgot them, and what is stored from now on belongs to them.
+  for (const RootStateRef& root : roots) KeepRoot(root->record);
   return first;
 }
 

@@ -122,7 +122,7 @@ Status ManagerCore::RebuildIndex() {
         LogWarning("a root of tier '" + tiers_[t].name + "' was skipped: " + spec.status().ToString());
         continue;
       }
-      roots_.try_emplace(record.root, std::make_shared<RootState>(RootState{*std::move(spec), record.root}));
+      roots_.try_emplace(record.root, std::make_shared<RootState>(RootState{*std::move(spec), record.root, record}));
     }
     TERRACE_RETURN_IF_ERROR(ScanTier(t));
   }
@@ -207,6 +207,15 @@ Counter* ManagerCore::DropCounter(std::string_view reason) {
                               {{"reason", std::string(reason)}});
 }
 
+void ManagerCore::KeepRoot(const RootRecord& record) {
+  for (TierState& tier : tiers_) {
+    if (!tier.capabilities.is_durable) continue;
+    if (Status status = tier.backend->PutRoot(record); !status.ok()) {
+      LogWarning("a root was not kept in tier '" + tier.name + "': " + status.ToString());
+    }
+  }
+}
+
 Result<ChunkKey> ManagerCore::Root(const KvSpec& spec, std::span<const Adapter> adapters, std::string_view salt) {
   TERRACE_ASSIGN_OR_RETURN(const RootRecord record, ComputeRoot(spec, adapters, salt));
   uint64_t ticket = 0;
@@ -216,17 +225,12 @@ Result<ChunkKey> ManagerCore::Root(const KvSpec& spec, std::span<const Adapter> 
     RootStateRef& known = roots_[record.root];
     // The root says nothing of shards: the caller's own division counts.
     if (known && known->spec == spec) return record.root;
-    known = std::make_shared<RootState>(RootState{spec, record.root});
+    known = std::make_shared<RootState>(RootState{spec, record.root, record});
     ticket = next_id_++;
     tickets_.insert(ticket);
   }
   strand_->Post([core = shared_from_this(), record, ticket] {
-    for (TierState& tier : core->tiers_) {
-      if (!tier.capabilities.is_durable) continue;
-      if (Status status = tier.backend->PutRoot(record); !status.ok()) {
-        core->LogWarning("a root was not kept in tier '" + tier.name + "': " + status.ToString());
-      }
-    }
+    core->KeepRoot(record);
     std::lock_guard lock(core->mutex_);
     core->FinishTicket(ticket);
   });

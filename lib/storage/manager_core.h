@@ -33,6 +33,7 @@ namespace terrace {
 struct RootState {
   KvSpec spec;
   ChunkKey root;
+  RootRecord record;
 
   Retention RuleOf(uint16_t group) const { return spec.groups[group].rule; }
   std::vector<ObjectPart> DefaultParts() const;
@@ -150,6 +151,7 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
   void DropUnreachable();
   Status CheckOpen() const;
   RootStateRef FindRoot(const ChunkKey& root);
+  void KeepRoot(const RootRecord& record);
   bool HasHostTier() const { return !tiers_.empty() && tiers_[0].capabilities.supports_borrow; }
   Counter* DropCounter(std::string_view reason);
   void LogWarning(std::string_view message) { log_->Log(LogLevel::kWarning, "manager", message); }
