@@ -1,7 +1,8 @@
-// CommitThread: writes records to the manifest, in the order in which they are given, off the request path. What waits is
-// written as one group: one log write, and one sync if any of them asked for it.
+// CommitThread: writes records to the manifest, in the order in which they are given, off the request path.
+// What waits is written as one group: one log write, and one sync if any of them asked for it.
 //
-// Enqueue is called from the owner's thread; `done` comes back through `post` onto that thread, in the same order.
+// Enqueue is called from the owner's thread; `done` comes back through `post` onto that thread, in the same
+// order.
 #pragma once
 
 #include <condition_variable>
@@ -18,9 +19,9 @@ namespace terrace {
 
 struct CommitTask {
   std::vector<RecordChange> changes;
-  std::vector<int> sync_files;      // fdatasync'ed before the records are written
-  bool sync = false;                // the records are durable before `done`
-  std::function<Status()> alone;    // instead of the above: run by itself, after all before it
+  std::vector<int> sync_files;    // fdatasync'ed before the records are written
+  bool sync = false;              // the records are durable before `done`
+  std::function<Status()> alone;  // instead of the above: run by itself, after all before it
   std::function<void(const Status&)> done;
 };
 

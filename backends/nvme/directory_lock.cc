@@ -22,8 +22,8 @@ std::string HolderText() {
   gmtime_r(&now, &utc);
   std::array<char, 32> since{};
   std::strftime(since.data(), since.size(), "%Y-%m-%dT%H:%M:%SZ", &utc);
-  return "pid " + std::to_string(getpid()) + "\nprocess " + program_invocation_short_name + "\nhost " + host.data() +
-         "\nsince " + since.data() + "\n";
+  return "pid " + std::to_string(getpid()) + "\nprocess " + program_invocation_short_name + "\nhost " +
+         host.data() + "\nsince " + since.data() + "\n";
 }
 
 std::string ReadHolder(int fd, const std::string& directory_path) {
@@ -36,8 +36,8 @@ std::string ReadHolder(int fd, const std::string& directory_path) {
     const size_t blank = line.find(' ');
     if (blank != std::string::npos) fields[line.substr(0, blank)] = line.substr(blank + 1);
   }
-  return "directory " + directory_path + " is held by process " + fields["process"] + " (" + fields["pid"] + ") on " +
-         fields["host"] + " since " + fields["since"];
+  return "directory " + directory_path + " is held by process " + fields["process"] + " (" + fields["pid"] +
+         ") on " + fields["host"] + " since " + fields["since"];
 }
 
 }  // namespace
@@ -47,7 +47,7 @@ Result<DirectoryLock> DirectoryLock::Acquire(int directory_fd, const std::string
   FileDescriptor file(
       openat(directory_fd, kLockFileName, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0600));
   if (!file) return ErrnoStatus(path, errno);
-  struct stat facts{};
+  struct stat facts {};
   if (fstat(file.get(), &facts) != 0) return ErrnoStatus(path, errno);
   if (!S_ISREG(facts.st_mode)) return DataLossError(path + ": is not a regular file");
   if (flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
@@ -64,8 +64,8 @@ Result<DirectoryLock> DirectoryLock::Acquire(int directory_fd, const std::string
 
 void DirectoryLock::Release() {
   if (!file_) return;
-  // The text goes first: whoever comes between sees no holder rather than a former one. A failure leaves a text that
-  // the next holder replaces.
+  // The text goes first: whoever comes between sees no holder rather than a former one. A failure leaves a
+  // text that the next holder replaces.
   [[maybe_unused]] const int cut = ftruncate(file_.get(), 0);
   file_ = FileDescriptor();
 }

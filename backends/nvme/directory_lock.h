@@ -1,5 +1,5 @@
-// DirectoryLock: one holder of a directory at a time, in this process or another. The lock is the kernel's (flock on
-// an open file description, so it ends with the process); the file's text says who has it:
+// DirectoryLock: one holder of a directory at a time, in this process or another. The lock is the kernel's
+// (flock on an open file description, so it ends with the process); the file's text says who has it:
 //
 //   pid 4711
 //   process terrace-llama

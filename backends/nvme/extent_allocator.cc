@@ -10,7 +10,8 @@ namespace terrace {
 void ExtentAllocator::GrowSegment(uint32_t segment, uint64_t size_bytes) {
   if (segment >= segments_.size()) segments_.resize(segment + 1);
   const uint64_t old = segments_[segment].size_bytes;
-  TERRACE_CHECK(size_bytes >= old && size_bytes % kExtentUnit == 0) << "segment " << segment << " " << size_bytes;
+  TERRACE_CHECK(size_bytes >= old && size_bytes % kExtentUnit == 0)
+      << "segment " << segment << " " << size_bytes;
   if (size_bytes == old) return;
   segments_[segment].size_bytes = size_bytes;
   total_bytes_ += size_bytes - old;

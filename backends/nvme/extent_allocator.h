@@ -1,9 +1,9 @@
-// ExtentAllocator: which bytes of the segments are free. In units of 4 KiB; best fit; neighbours that are free become
-// one. An object is a list of extents of which each has 1 MiB at least but for the last, so that a large free space
-// is usable however it is cut, and a device always sees large requests.
+// ExtentAllocator: which bytes of the segments are free. In units of 4 KiB; best fit; neighbours that are
+// free become one. An object is a list of extents of which each has 1 MiB at least but for the last, so that
+// a large free space is usable however it is cut, and a device always sees large requests.
 //
-// Invariant: per segment, live and free extents cover [0, size) without gap or overlap; no two free extents touch.
-// Not thread safe: the owner's thread only.
+// Invariant: per segment, live and free extents cover [0, size) without gap or overlap; no two free extents
+// touch. Not thread safe: the owner's thread only.
 #pragma once
 
 #include <cstdint>
@@ -26,10 +26,11 @@ class ExtentAllocator {
   // Sets a segment's size; new bytes are free. A segment never shrinks here.
   void GrowSegment(uint32_t segment, uint64_t size_bytes);
 
-  // Extents of together RoundUp(bytes, 4 KiB) bytes, bytes > 0; nullopt (and nothing changed) if they cannot be had.
+  // Extents of together RoundUp(bytes, 4 KiB) bytes, bytes > 0; nullopt (and nothing changed) if they cannot
+  // be had.
   std::optional<std::vector<Extent>> Allocate(uint64_t bytes);
-  // Takes exactly these from the free space, for an object found in the manifest. False (and nothing changed) if one
-  // of them is not wholly free: out of bounds, odd, or claimed by another object.
+  // Takes exactly these from the free space, for an object found in the manifest. False (and nothing changed)
+  // if one of them is not wholly free: out of bounds, odd, or claimed by another object.
   bool Reserve(std::span<const Extent> extents);
   // Gives back what Allocate or Reserve gave; anything else ends the process.
   void Free(std::span<const Extent> extents);

@@ -20,7 +20,8 @@ uint64_t Total(const std::vector<Extent>& extents) {
 // Who owns each unit, kept the plain way.
 class Units {
  public:
-  Units(uint32_t segments, uint64_t segment_bytes) : units_(segments, std::vector<int>(segment_bytes / kExtentUnit)) {}
+  Units(uint32_t segments, uint64_t segment_bytes)
+      : units_(segments, std::vector<int>(segment_bytes / kExtentUnit)) {}
   // Expects every unit to be `from`, and makes it `to`.
   void Change(const std::vector<Extent>& extents, int from, int to) {
     for (const Extent& extent : extents) {
@@ -126,13 +127,15 @@ TEST(ExtentAllocatorTest, ReserveRefusesWhatIsNotWhollyFree) {
   ASSERT_TRUE(allocator.Reserve(first));
   EXPECT_FALSE(allocator.Reserve(first)) << "claimed already";
   const std::vector<std::vector<Extent>> wrong = {
-      {{0, 0, 4096}, {0, kMiB + 4096, 4096}},        // the second overlaps
-      {{0, 0, 4096}, {0, 0, 4096}},                  // itself twice
-      {{0, 4 * kMiB - 4096, 8192}},                  // beyond the end
-      {{0, 4 * kMiB, 4096}},                         // behind the end
-      {{1, 0, 4096}},                                // no such segment
-      {{0, 100, 4096}}, {{0, 0, 100}}, {{0, 0, 0}},  // not units
-      {{0, ~uint64_t{4095}, 8192}},                  // wraps around
+      {{0, 0, 4096}, {0, kMiB + 4096, 4096}},  // the second overlaps
+      {{0, 0, 4096}, {0, 0, 4096}},            // itself twice
+      {{0, 4 * kMiB - 4096, 8192}},            // beyond the end
+      {{0, 4 * kMiB, 4096}},                   // behind the end
+      {{1, 0, 4096}},                          // no such segment
+      {{0, 100, 4096}},
+      {{0, 0, 100}},
+      {{0, 0, 0}},                   // not units
+      {{0, ~uint64_t{4095}, 8192}},  // wraps around
   };
   for (const auto& extents : wrong) {
     EXPECT_FALSE(allocator.Reserve(extents)) << extents.back().offset << "+" << extents.back().length;

@@ -31,8 +31,8 @@ class FileDescriptor {
   int fd_ = -1;
 };
 
-// "what: text of the error". ENOSPC and EDQUOT are kResourceExhausted, refusals kPermissionDenied, a symbolic link
-// kDataLoss (somebody else made it), the rest kUnavailable.
+// "what: text of the error". ENOSPC and EDQUOT are kResourceExhausted, refusals kPermissionDenied, a symbolic
+// link kDataLoss (somebody else made it), the rest kUnavailable.
 inline Status ErrnoStatus(const std::string& what, int error) {
   const std::string text = what + ": " + std::strerror(error);
   switch (error) {

@@ -1,6 +1,6 @@
-// IoEngine: starts reads and writes on files and hands their completions back. What bounds, splits, continues and
-// retries them is TransferQueue; a sibling of UringEngine (threads with preadv and pwritev, or one with faults for
-// tests) implements these four calls.
+// IoEngine: starts reads and writes on files and hands their completions back. What bounds, splits, continues
+// and retries them is TransferQueue; a sibling of UringEngine (threads with preadv and pwritev, or one with
+// faults for tests) implements these four calls.
 //
 // Threads: all calls from the one thread that owns the engine, but for Wake, which any may call.
 #pragma once
@@ -21,8 +21,8 @@ namespace terrace {
 
 enum class IoDirection : uint8_t { kRead, kWrite };
 
-// One transfer between a file and up to two runs of memory. The address is its identity: a completion names the
-// request itself. It and its memory stay until the completion has been handed back.
+// One transfer between a file and up to two runs of memory. The address is its identity: a completion names
+// the request itself. It and its memory stay until the completion has been handed back.
 struct IoRequest {
   IoDirection direction = IoDirection::kRead;
   int fd = -1;

@@ -92,7 +92,10 @@ class RocksManifest : public Manifest {
   Status OpenDatabase(const std::string& path, uint64_t reserve_bytes) {
     const rocksdb::ColumnFamilyOptions family = FamilyOptions(reserve_bytes);
     const std::vector<rocksdb::ColumnFamilyDescriptor> families = {
-        {rocksdb::kDefaultColumnFamilyName, family}, {"places", family}, {"contents", family}, {"roots", family}};
+        {rocksdb::kDefaultColumnFamilyName, family},
+        {"places", family},
+        {"contents", family},
+        {"roots", family}};
     std::vector<rocksdb::ColumnFamilyHandle*> handles;
     rocksdb::DB* db = nullptr;
     TERRACE_RETURN_IF_ERROR(FromRocks(
@@ -171,8 +174,8 @@ class RocksManifest : public Manifest {
     options.sync = sync;
     const rocksdb::Status status = db_->Write(options, &batch);
     if (!status.ok()) {
-      // After a failed write RocksDB refuses all further ones until it is told to go on. Whether that works shows in
-      // the next write.
+      // After a failed write RocksDB refuses all further ones until it is told to go on. Whether that works
+      // shows in the next write.
       db_->Resume().PermitUncheckedError();
     }
     return FromRocks(status);
@@ -268,7 +271,8 @@ Result<ScanPage> RocksManifest::Scan(std::string_view cursor, size_t limit) {
 
 Status RocksManifest::PutRoot(const RootRecord& record) {
   return Guarded([&]() -> Status {
-    const std::string_view key(reinterpret_cast<const char*>(record.root.bytes.data()), record.root.bytes.size());
+    const std::string_view key(reinterpret_cast<const char*>(record.root.bytes.data()),
+                               record.root.bytes.size());
     const std::string value = EncodeRootRecord(record);
     std::string stored;
     const rocksdb::Status found = db_->Get(rocksdb::ReadOptions(), roots(), SliceOf(key), &stored);

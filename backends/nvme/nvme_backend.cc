@@ -25,7 +25,9 @@ class NvmeBackend : public Backend {
   }
   void DoClear(StatusDone done) override { core_->Clear(std::move(done)); }
   void DoFlush(StatusDone done) override { core_->Flush(std::move(done)); }
-  Result<ScanPage> DoScan(std::string_view cursor, size_t limit) override { return core_->Scan(cursor, limit); }
+  Result<ScanPage> DoScan(std::string_view cursor, size_t limit) override {
+    return core_->Scan(cursor, limit);
+  }
   Status DoPutRoot(const RootRecord& record) override { return core_->PutRoot(record); }
   Result<std::vector<RootRecord>> DoScanRoots() override { return core_->ScanRoots(); }
   Status DoClose(TimePoint deadline) override { return core_->Close(deadline); }

@@ -39,7 +39,8 @@ TEST(NvmeBackendTest, PutWritesNothingIntoTheFramesBuffer) {
   store.ExpectHas(object);
 }
 
-// Small and large objects come and go; the directory never takes more than its capacity, as the file system counts.
+// Small and large objects come and go; the directory never takes more than its capacity, as the file system
+// counts.
 TEST(NvmeBackendTest, TheDirectoryStaysWithinItsCapacity) {
   constexpr uint64_t kCapacity = 40 * kMiB;
   NvmeTestStore store;
@@ -49,7 +50,8 @@ TEST(NvmeBackendTest, TheDirectoryStaysWithinItsCapacity) {
   size_t refused = 0;
   uint64_t largest = 0;
   for (uint64_t seed = 1; seed <= 2500; ++seed) {
-    const uint64_t bytes = random() % 20 == 0 ? 3 * kMiB + 4096 * (random() % 500) : 8192 + 4096 * (random() % 12);
+    const uint64_t bytes =
+        random() % 20 == 0 ? 3 * kMiB + 4096 * (random() % 500) : 8192 + 4096 * (random() % 12);
     TestObject object = MakeNvmeObject(seed, bytes);
     Status put = store.Put(object);
     while (put.code() == StatusCode::kResourceExhausted && !stored.empty()) {
@@ -154,8 +156,8 @@ TEST(NvmeBackendTest, GenerationsGoOnAfterAReopen) {
   }
 }
 
-// What the child below does: object `seed` is put; every third round an earlier one is evicted or erased. A byte is
-// written to standard output for each answer, so that the parent knows what was acknowledged.
+// What the child below does: object `seed` is put; every third round an earlier one is evicted or erased. A
+// byte is written to standard output for each answer, so that the parent knows what was acknowledged.
 constexpr uint64_t kChildCapacity = 48 * kMiB;
 uint64_t ChildBytes(uint64_t seed) { return 8192 + (seed * 7919 % 500) * 4096; }
 
@@ -205,8 +207,8 @@ ChildHistory RunAndKill(const NvmeTestStore& store, uint64_t first, uint64_t rep
   const std::string program = fs::read_symlink("/proc/self/exe").string();
   const pid_t child = fork();
   if (child == 0) {
-    execl(program.c_str(), program.c_str(), "--gtest_also_run_disabled_tests", "--gtest_filter=NvmeBackendChild.*",
-          "--gtest_brief=1", nullptr);
+    execl(program.c_str(), program.c_str(), "--gtest_also_run_disabled_tests",
+          "--gtest_filter=NvmeBackendChild.*", "--gtest_brief=1", nullptr);
     _exit(127);
   }
   unsetenv("TMPDIR");

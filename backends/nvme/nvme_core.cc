@@ -41,15 +41,18 @@ Status NvmeCore::Start(const BackendContext& context) {
   if (context_.metrics != nullptr) {
     MetricRegistry& registry = *context_.metrics;
     const MetricLabels labels = {{"backend", "nvme"}};
-    metrics_.read_bytes = registry.GetCounter("terrace_nvme_read_bytes_total", "Bytes read from segments.", labels);
+    metrics_.read_bytes =
+        registry.GetCounter("terrace_nvme_read_bytes_total", "Bytes read from segments.", labels);
     metrics_.written_bytes =
         registry.GetCounter("terrace_nvme_written_bytes_total", "Bytes written to segments.", labels);
-    metrics_.corrupt_objects = registry.GetCounter("terrace_nvme_corrupt_objects_total",
-                                                   "Objects dropped because what was read is not theirs.", labels);
-    metrics_.dropped_records = registry.GetCounter("terrace_nvme_dropped_records_total",
-                                                   "Records that a start found broken or without their place.", labels);
-    metrics_.orphaned_buffers = registry.GetGauge(
-        "terrace_nvme_orphaned_buffers", "Buffers of completed operations that the device still has.", labels);
+    metrics_.corrupt_objects = registry.GetCounter(
+        "terrace_nvme_corrupt_objects_total", "Objects dropped because what was read is not theirs.", labels);
+    metrics_.dropped_records =
+        registry.GetCounter("terrace_nvme_dropped_records_total",
+                            "Records that a start found broken or without their place.", labels);
+    metrics_.orphaned_buffers =
+        registry.GetGauge("terrace_nvme_orphaned_buffers",
+                          "Buffers of completed operations that the device still has.", labels);
     metrics_.live_objects = registry.GetGauge("terrace_nvme_live_objects", "Objects in the index.", labels);
     metrics_.used_bytes = registry.GetGauge("terrace_nvme_used_bytes", "Bytes of live extents.", labels);
     metrics_.dropped_records->Add(store_->dropped_records);

@@ -1,10 +1,10 @@
-// NvmeCore: the state of an open NVMe backend and the one thread that owns it. Index, allocator, segments and I/O belong
-// to that thread alone, so they have no locks; public calls post work to it. Records go through the CommitThread and come
-// back to the owner's thread.
+// NvmeCore: the state of an open NVMe backend and the one thread that owns it. Index, allocator, segments and
+// I/O belong to that thread alone, so they have no locks; public calls post work to it. Records go through
+// the CommitThread and come back to the owner's thread.
 //
-// Order of a Put: extents are taken; tier page and frame are written and have completed; the record is written; it is
-// in the index; `done`. Of an Erase: out of the index; (kErase: tier page wiped and synced;) record deleted (kErase: and
-// synced); extents free once nobody reads them; `done`.
+// Order of a Put: extents are taken; tier page and frame are written and have completed; the record is
+// written; it is in the index; `done`. Of an Erase: out of the index; (kErase: tier page wiped and synced;)
+// record deleted (kErase: and synced); extents free once nobody reads them; `done`.
 #pragma once
 
 #include <absl/container/flat_hash_set.h>
@@ -121,7 +121,8 @@ class NvmeCore {
   };
 
   // The thread (nvme_core.cc).
-  // Runs `work` on the owner's thread, as one open operation. False, and nothing done, before Start and after Close.
+  // Runs `work` on the owner's thread, as one open operation. False, and nothing done, before Start and after
+  // Close.
   bool Post(std::function<void()> work);
   void Run();
   void RunInbox();
@@ -146,7 +147,8 @@ class NvmeCore {
   // Reading (nvme_get.cc).
   void StartGet(GetOp op, std::function<void(GetResult)> answer);
   Status PlanGet(const GetOp& op, const Placement& placement, Transfer& transfer) const;
-  void FinishGet(const std::shared_ptr<GetState>& get, Status status, const std::function<void(GetResult)>& answer);
+  void FinishGet(const std::shared_ptr<GetState>& get, Status status,
+                 const std::function<void(GetResult)>& answer);
   Status Verify(const GetState& get) const;
   void AddSpans(const Placement& placement, uint64_t run_offset, uint64_t length, std::byte* memory,
                 std::vector<TransferSpan>* spans) const;
@@ -202,7 +204,7 @@ class NvmeCore {
   std::vector<std::function<void()>> inbox_;
   size_t open_operations_ = 0;
   bool accepting_ = false;
-  bool closed_ = false;              // under close_mutex_
+  bool closed_ = false;               // under close_mutex_
   std::shared_mutex manifest_mutex_;  // shared by readers of the manifest, exclusive for its end
 
   std::unique_ptr<CommitThread> commits_;
@@ -210,6 +212,7 @@ class NvmeCore {
 };
 
 // MakeNvmeBackend with another engine than io_uring.
-Result<std::unique_ptr<Backend>> MakeNvmeBackendWithEngine(const NvmeOptions& options, IoEngineFactory engine_factory);
+Result<std::unique_ptr<Backend>> MakeNvmeBackendWithEngine(const NvmeOptions& options,
+                                                           IoEngineFactory engine_factory);
 
 }  // namespace terrace

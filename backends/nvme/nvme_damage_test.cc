@@ -19,7 +19,8 @@ namespace fs = std::filesystem;
 
 class NvmeDamageTest : public ::testing::Test {
  protected:
-  // The bytes of segment 0. O_DIRECT writes of the backend and these do not meet: the store is closed or idle.
+  // The bytes of segment 0. O_DIRECT writes of the backend and these do not meet: the store is closed or
+  // idle.
   std::string Read(uint64_t offset, size_t n) {
     FileDescriptor file(open(store_.segment(0).c_str(), O_RDONLY));
     std::string bytes(n, '\0');
@@ -46,6 +47,18 @@ class NvmeDamageTest : public ::testing::Test {
     }
     return objects;
   }
+  DirectorySecret ReadSecret() const {
+    std::string superblock(kSuperblockBytes, '\0');
+    FileDescriptor file(open((store_.path() / "superblock").c_str(), O_RDONLY));
+    EXPECT_EQ(pread(file.get(), superblock.data(), superblock.size(), 0),
+              static_cast<ssize_t>(superblock.size()));
+    return DecodeSuperblock(superblock).value().secret;
+  }
+  static Result<TierPage> ParsePage(const std::string& run, const DirectorySecret& secret) {
+    const Bytes bytes = std::as_bytes(std::span(run));
+    const uint32_t header_bytes = PeekHeaderBytes(bytes.subspan(kTierPageBytes)).value();
+    return ParseTierPage(bytes.first(kTierPageBytes), bytes.subspan(kTierPageBytes, header_bytes), secret);
+  }
   int64_t Corrupt() const { return store_.Metric("terrace_nvme_corrupt_objects_total"); }
   int64_t Dropped() const { return store_.Metric("terrace_nvme_dropped_records_total"); }
 
@@ -57,8 +70,10 @@ constexpr uint64_t kRun = kTierPageBytes + kFrame;
 
 TEST_F(NvmeDamageTest, AFlippedBitInTierPageOrHeaderDropsTheObject) {
   store_.Open();
-  // Magic, version, header length, directory, generation, frame length, expiry, priority, code; then the header area.
-  const std::vector<uint64_t> places = {0, 9, 13, 20, 33, 41, 50, 57, 64, 79, 4096 + 3, 4096 + 20, 4096 + 700};
+  // Magic, version, header length, directory, generation, frame length, expiry, priority, code; then the
+  // header area.
+  const std::vector<uint64_t> places = {0,  9,  13, 20,       33,        41,        50,
+                                        57, 64, 79, 4096 + 3, 4096 + 20, 4096 + 700};
   const std::vector<TestObject> objects = PutSome(places.size(), kFrame);
   for (size_t i = 0; i < places.size(); ++i) FlipBit(i * kRun + places[i], static_cast<int>(i % 8));
   const uint64_t used = store_.backend().used_bytes();
@@ -105,16 +120,7 @@ TEST_F(NvmeDamageTest, AnOldSaveOfTheSameObjectIsNotAdopted) {
 TEST_F(NvmeDamageTest, AFakeTierPageIsNotAdopted) {
   store_.Open();
   const std::vector<TestObject> objects = PutSome(2, kFrame);
-  const Result<TierPage> real = [&] {
-    const std::string run = Read(0, kRun);
-    const Bytes bytes = std::as_bytes(std::span(run));
-    const uint32_t header = PeekHeaderBytes(bytes.subspan(kTierPageBytes)).value();
-    std::string superblock(kSuperblockBytes, '\0');
-    FileDescriptor file(open((store_.path() / "superblock").c_str(), O_RDONLY));
-    EXPECT_EQ(pread(file.get(), superblock.data(), superblock.size(), 0), static_cast<ssize_t>(superblock.size()));
-    return ParseTierPage(bytes.first(kTierPageBytes), bytes.subspan(kTierPageBytes, header),
-                         DecodeSuperblock(superblock).value().secret);
-  }();
+  const Result<TierPage> real = ParsePage(Read(0, kRun), ReadSecret());
   ASSERT_TRUE(real.ok()) << "the place on disk is where this test thinks";
   // Everything right but the secret, in front of another object's frame.
   const TestObject other = MakeNvmeObject(77, kFrame);
@@ -133,9 +139,12 @@ TEST_F(NvmeDamageTest, WhatWasClearedDoesNotComeBackWithItsBytes) {
   const TestObject object = MakeNvmeObject(1, kFrame);
   ASSERT_TRUE(store_.Put(object).ok());
   const std::string cleared = Read(0, kRun);
+  ASSERT_TRUE(ParsePage(cleared, ReadSecret()).ok());
   ASSERT_TRUE(store_.Clear().ok());
+  EXPECT_FALSE(ParsePage(cleared, ReadSecret()).ok()) << "a scan would adopt it";
   ASSERT_TRUE(store_.Put(object).ok());
   store_.ExpectHas(object);
+  EXPECT_TRUE(ParsePage(Read(0, kRun), ReadSecret()).ok()) << "a start would lose it";
   Write(0, cleared);
   EXPECT_EQ(store_.GetCode(object), StatusCode::kDataLoss);
 }
@@ -157,8 +166,10 @@ TEST_F(NvmeDamageTest, ATruncatedSegmentLosesWhatIsBehindItsEnd) {
   fs::resize_file(store_.segment(0), 6 * kRun + 8192);
   store_.Open();
   for (size_t i = 0; i < 10; ++i) {
-    if (i < 6) store_.ExpectHas(objects[i]);
-    else EXPECT_EQ(store_.GetCode(objects[i]), StatusCode::kNotFound);
+    if (i < 6)
+      store_.ExpectHas(objects[i]);
+    else
+      EXPECT_EQ(store_.GetCode(objects[i]), StatusCode::kNotFound);
   }
   EXPECT_EQ(Dropped(), 4);
   EXPECT_EQ(store_.backend().used_bytes(), 6 * kRun);
@@ -190,13 +201,15 @@ TEST_F(NvmeDamageTest, BrokenRecordsAreDroppedAndOfTwoOwnersTheLaterWins) {
   store_.Close();
   const auto key = [&](size_t i) { return EncodeRecordKey(objects[i].id); };
   {
-    auto manifest = Manifest::Open((store_.path() / "manifest").string(), ManifestReserve(128 * kMiB)).value();
+    auto manifest =
+        Manifest::Open((store_.path() / "manifest").string(), ManifestReserve(128 * kMiB)).value();
     std::map<ObjectId, ObjectRecord> records;
     std::vector<std::string> broken;
     ASSERT_TRUE(manifest->Load([&](LoadedRecord l) { records[l.id] = l.record; }, &broken).ok());
     ASSERT_EQ(records.size(), 4u);
     ASSERT_TRUE(broken.empty());
-    // 0: a place that is no place. 1: a content that is none. 2 claims the place of 3, which was written later.
+    // 0: a place that is no place. 1: a content that is none. 2 claims the place of 3, which was written
+    // later.
     ObjectRecord claim = records[objects[2].id];
     claim.extents = records[objects[3].id].extents;
     std::string flipped = EncodePlace(records[objects[0].id]);
@@ -205,7 +218,9 @@ TEST_F(NvmeDamageTest, BrokenRecordsAreDroppedAndOfTwoOwnersTheLaterWins) {
     const std::vector<RecordChange> changes = {
         {.key = key(0), .place = flipped, .content = content},
         {.key = key(1), .place = EncodePlace(records[objects[1].id]), .content = content.substr(1)},
-        {.key = key(2), .place = EncodePlace(claim), .content = EncodeRecordContent(*objects[2].meta.content)},
+        {.key = key(2),
+         .place = EncodePlace(claim),
+         .content = EncodeRecordContent(*objects[2].meta.content)},
         {.key = std::string("no record key"), .place = EncodePlace(claim)},
     };
     ASSERT_TRUE(manifest->Apply(changes, true).ok());

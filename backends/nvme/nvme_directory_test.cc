@@ -19,12 +19,14 @@ namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 
 mode_t ModeOf(const fs::path& path) {
-  struct stat facts{};
+  struct stat facts {};
   EXPECT_EQ(lstat(path.c_str(), &facts), 0) << path;
   return facts.st_mode & 07777;
 }
 
-void WriteFile(const fs::path& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
+void WriteFile(const fs::path& path, const std::string& text) {
+  std::ofstream(path, std::ios::binary) << text;
+}
 
 std::string ReadFile(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);
@@ -54,9 +56,13 @@ TEST(SuperblockTest, BytesAreFrozen) {
     hex += two.data();
   }
   EXPECT_EQ(hex,
-            "5445525244495231" "01000000" "00000000" "0102030405060708090a0b0c0d0e0f10"
-            "808182838485868788898a8b8c8d8e8f909192939495969798999a9b9c9d9e9f" "0000004000000000"
-            "GOLDEN_HASH");
+            "5445525244495231"
+            "01000000"
+            "00000000"
+            "0102030405060708090a0b0c0d0e0f10"
+            "808182838485868788898a8b8c8d8e8f909192939495969798999a9b9c9d9e9f"
+            "0000004000000000"
+            "ffcb38ab59121cb6d20ae5ea8263360e");
   EXPECT_EQ(bytes.substr(88), std::string(4096 - 88, '\0'));
   const Result<Superblock> read = DecodeSuperblock(bytes);
   ASSERT_TRUE(read.ok());
@@ -207,7 +213,8 @@ TEST(NvmeDirectoryTest, AnotherProcessIsToldToo) {
   std::string output;
   for (std::array<char, 512> line; fgets(line.data(), line.size(), child);) output += line.data();
   EXPECT_EQ(pclose(child), 0);
-  EXPECT_THAT(output, HasSubstr("child: Unavailable: directory " + store.path().string() + " is held by process "));
+  EXPECT_THAT(output,
+              HasSubstr("child: Unavailable: directory " + store.path().string() + " is held by process "));
   EXPECT_THAT(output, HasSubstr("(" + std::to_string(getpid()) + ")"));
 }
 

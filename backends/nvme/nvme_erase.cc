@@ -29,7 +29,8 @@ void NvmeCore::StartErase(const ObjectId& id, EraseMode mode, std::function<void
   const auto found = store_->index.find(id);
   if (found == store_->index.end()) {
     if (mode == EraseMode::kEvict) return answer(NotFoundError("no such object"));
-    // It may have been evicted a moment ago, by a record that a power loss brings back: absence is made durable too.
+    // It may have been evicted a moment ago, by a record that a power loss brings back: absence is made
+    // durable too.
     CommitTask task;
     task.changes.push_back({.key = EncodeRecordKey(id), .is_delete = true});
     task.sync = true;
@@ -79,7 +80,8 @@ void NvmeCore::DeleteRecord(const PlacementRef& placement, std::function<void(co
   CommitTask task;
   task.changes.push_back({.key = EncodeRecordKey(placement->id), .is_delete = true});
   task.done = [this, placement, answer = std::move(answer)](const Status& status) {
-    // Even if it failed: a record that stays and finds other bytes at its place is told from theirs by its generation.
+    // Even if it failed: a record that stays and finds other bytes at its place is told from theirs by its
+    // generation.
     Retire(placement);
     answer(status);
   };
@@ -104,7 +106,8 @@ void NvmeCore::FreeExtents(const Placement& placement) {
 
 void NvmeCore::Clear(StatusDone done) {
   const auto shared = std::make_shared<StatusDone>(std::move(done));
-  if (!Post([this, shared] { StartClear(std::move(*shared)); })) (*shared)(FailedPreconditionError("not open"));
+  if (!Post([this, shared] { StartClear(std::move(*shared)); }))
+    (*shared)(FailedPreconditionError("not open"));
 }
 
 void NvmeCore::StartClear(StatusDone done) {
@@ -135,7 +138,8 @@ void NvmeCore::StartClear(StatusDone done) {
 
 void NvmeCore::Flush(StatusDone done) {
   const auto shared = std::make_shared<StatusDone>(std::move(done));
-  if (!Post([this, shared] { StartFlush(std::move(*shared)); })) (*shared)(FailedPreconditionError("not open"));
+  if (!Post([this, shared] { StartFlush(std::move(*shared)); }))
+    (*shared)(FailedPreconditionError("not open"));
 }
 
 void NvmeCore::StartFlush(StatusDone done) {

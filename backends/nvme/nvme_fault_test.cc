@@ -36,7 +36,9 @@ class NvmeFaultTest : public ::testing::Test {
   }
   void Hold(IoDirection direction) {
     const std::lock_guard lock(faults_->mutex);
-    faults_->hold = [direction](const IoCompletion& completion) { return completion.request->direction == direction; };
+    faults_->hold = [direction](const IoCompletion& completion) {
+      return completion.request->direction == direction;
+    };
   }
   Answers<GetResult> StartGet(const TestObject& object, BufferRef dst, TimePoint deadline = kNoDeadline,
                               CancelFlag cancel = nullptr) {
@@ -48,7 +50,8 @@ class NvmeFaultTest : public ::testing::Test {
     store_.backend().Get(std::move(ops), answers.Callback());
     return answers;
   }
-  Answers<Status> StartPut(const TestObject& object, TimePoint deadline = kNoDeadline, CancelFlag cancel = nullptr) {
+  Answers<Status> StartPut(const TestObject& object, TimePoint deadline = kNoDeadline,
+                           CancelFlag cancel = nullptr) {
     Answers<Status> answers;
     std::vector<PutOp> ops;
     ops.push_back(PutOpOf(object));

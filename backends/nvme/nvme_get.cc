@@ -77,13 +77,14 @@ Status NvmeCore::PlanGet(const GetOp& op, const Placement& placement, Transfer& 
     return OkStatus();
   }
   for (const FrameRange& range : op.ranges) {
-    if (range.frame_offset > placement.frame_bytes || range.length > placement.frame_bytes - range.frame_offset) {
+    if (range.frame_offset > placement.frame_bytes ||
+        range.length > placement.frame_bytes - range.frame_offset) {
       return InvalidArgumentError("range at frame_offset " + std::to_string(range.frame_offset) + " of " +
                                   std::to_string(range.length) + " bytes is beyond the frame of " +
                                   std::to_string(placement.frame_bytes));
     }
-    AddSpans(placement, kTierPageBytes + range.frame_offset, range.length, run + kTierPageBytes + range.dst_offset,
-             &transfer.spans);
+    AddSpans(placement, kTierPageBytes + range.frame_offset, range.length,
+             run + kTierPageBytes + range.dst_offset, &transfer.spans);
   }
   return OkStatus();
 }

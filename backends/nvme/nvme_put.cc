@@ -22,10 +22,11 @@ Result<uint32_t> CheckedHeaderBytes(const PutOp& op) {
     return InvalidArgumentError("frame's buffer does not begin at a multiple of 4096");
   }
   const Result<uint32_t> header_bytes = PeekHeaderBytes(op.frame.frame().first(kFramePrefixBytes));
-  if (!header_bytes.ok()) return InvalidArgumentError("frame: " + std::string(header_bytes.status().message()));
+  if (!header_bytes.ok())
+    return InvalidArgumentError("frame: " + std::string(header_bytes.status().message()));
   if (*header_bytes > op.meta.frame_bytes) {
-    return InvalidArgumentError("frame: header of " + std::to_string(*header_bytes) + " bytes in a frame of " +
-                                std::to_string(op.meta.frame_bytes));
+    return InvalidArgumentError("frame: header of " + std::to_string(*header_bytes) +
+                                " bytes in a frame of " + std::to_string(op.meta.frame_bytes));
   }
   return header_bytes;
 }
@@ -64,7 +65,8 @@ void NvmeCore::StartPut(PutOp op, std::function<void(const Status&)> answer) {
   }
   const Result<uint32_t> header_bytes = CheckedHeaderBytes(op);
   if (!header_bytes.ok()) return refuse(header_bytes.status());
-  if (pending_puts_.size() >= kMaxPendingPuts) return refuse(ResourceExhaustedError("too many writes are waiting"));
+  if (pending_puts_.size() >= kMaxPendingPuts)
+    return refuse(ResourceExhaustedError("too many writes are waiting"));
 
   auto placement = std::make_shared<Placement>();
   placement->id = op.id;
@@ -116,9 +118,9 @@ Result<std::vector<Extent>> NvmeCore::AllocateExtents(uint64_t bytes) {
     extents = allocator.Allocate(bytes);
   }
   if (!extents) {
-    return ResourceExhaustedError("no room for " + std::to_string(bytes) + " bytes: " +
-                                  std::to_string(allocator.live_bytes()) + " of " + std::to_string(data_bytes()) +
-                                  " are in use");
+    return ResourceExhaustedError("no room for " + std::to_string(bytes) +
+                                  " bytes: " + std::to_string(allocator.live_bytes()) + " of " +
+                                  std::to_string(data_bytes()) + " are in use");
   }
   return std::move(*extents);
 }

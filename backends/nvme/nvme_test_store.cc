@@ -86,8 +86,8 @@ NvmeOptions NvmeTestStore::options() const {
 }
 
 Status NvmeTestStore::TryOpen(const NvmeOptions& options, IoEngineFactory engine) {
-  Result<std::unique_ptr<Backend>> made = engine ? MakeNvmeBackendWithEngine(options, std::move(engine))
-                                                 : MakeNvmeBackend(options);
+  Result<std::unique_ptr<Backend>> made =
+      engine ? MakeNvmeBackendWithEngine(options, std::move(engine)) : MakeNvmeBackend(options);
   if (!made.ok()) return made.status();
   backend_ = std::move(*made);
   metrics_ = std::make_unique<MetricRegistry>();
@@ -154,7 +154,7 @@ void NvmeTestStore::ExpectHas(const TestObject& object) {
 uint64_t NvmeTestStore::BytesOnDisk() const {
   uint64_t bytes = 0;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(path())) {
-    struct stat facts{};
+    struct stat facts {};
     // RocksDB removes files while we look.
     if (lstat(entry.path().c_str(), &facts) == 0) bytes += static_cast<uint64_t>(facts.st_blocks) * 512;
   }

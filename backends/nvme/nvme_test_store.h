@@ -1,5 +1,5 @@
-// NvmeTestStore: a directory of its own, a backend on it, and its calls made synchronous. FaultyEngine: io_uring with
-// results that a test decides.
+// NvmeTestStore: a directory of its own, a backend on it, and its calls made synchronous. FaultyEngine:
+// io_uring with results that a test decides.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -24,9 +24,9 @@ inline constexpr uint64_t kMiB = 1024 * kKiB;
 // Sees each request when it starts and each completion before the backend does.
 struct EngineFaults {
   std::mutex mutex;
-  std::function<void(IoCompletion&)> change;         // may alter the result
-  std::function<bool(const IoCompletion&)> hold;     // true: kept back until Release
-  std::function<void(IoRequest&)> start;             // may shorten the request
+  std::function<void(IoCompletion&)> change;      // may alter the result
+  std::function<bool(const IoCompletion&)> hold;  // true: kept back until Release
+  std::function<void(IoRequest&)> start;          // may shorten the request
   std::vector<IoCompletion> held;
   IoEngine* engine = nullptr;
   void Release();
@@ -93,7 +93,8 @@ class Answers {
   }
   std::vector<Answer> Wait() {
     std::unique_lock lock(state_->mutex);
-    const bool came = state_->changed.wait_for(lock, std::chrono::minutes(1), [&] { return state_->answers.has_value(); });
+    const bool came =
+        state_->changed.wait_for(lock, std::chrono::minutes(1), [&] { return state_->answers.has_value(); });
     EXPECT_TRUE(came) << "no answer within a minute";
     EXPECT_EQ(state_->calls, 1);
     return state_->answers.value_or(std::vector<Answer>());

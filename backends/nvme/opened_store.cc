@@ -92,7 +92,8 @@ Result<std::unique_ptr<OpenedStore>> OpenStore(const NvmeOptions& options) {
   store->data_bytes = (options.capacity_bytes - reserve) / kExtentUnit * kExtentUnit;
   store->record_budget = RecordBudget(reserve);
   TERRACE_ASSIGN_OR_RETURN(store->manifest, Manifest::Open(directory.manifest_path(), reserve));
-  SegmentFiles& segments = store->segments.emplace(directory.fd(), directory.path(), segment_bytes, store->data_bytes);
+  SegmentFiles& segments =
+      store->segments.emplace(directory.fd(), directory.path(), segment_bytes, store->data_bytes);
   TERRACE_RETURN_IF_ERROR(segments.OpenExisting());
   const auto grow = [&] {
     for (uint32_t i = 0; i < segments.count(); ++i) store->allocator.GrowSegment(i, segments.size_bytes(i));
@@ -107,7 +108,8 @@ Result<std::unique_ptr<OpenedStore>> OpenStore(const NvmeOptions& options) {
   for (const auto& [id, placement] : store->index) {
     store->next_generation = std::max(store->next_generation, placement->generation + 1);
   }
-  if (segments.buffered()) store->warnings.push_back("the file system has no O_DIRECT: I/O goes through the page cache");
+  if (segments.buffered())
+    store->warnings.push_back("the file system has no O_DIRECT: I/O goes through the page cache");
   return store;
 }
 

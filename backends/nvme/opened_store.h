@@ -1,5 +1,5 @@
-// OpenedStore: what opening a directory gives - the locked directory, its manifest and segments, and the index and
-// accounting rebuilt from them.
+// OpenedStore: what opening a directory gives - the locked directory, its manifest and segments, and the
+// index and accounting rebuilt from them.
 #pragma once
 
 #include <absl/container/flat_hash_map.h>
@@ -18,7 +18,8 @@
 
 namespace terrace {
 
-// Where one object lies. Its extents go back to the allocator when it is retired and nobody reads it any more.
+// Where one object lies. Its extents go back to the allocator when it is retired and nobody reads it any
+// more.
 struct Placement {
   ObjectId id;
   std::vector<Extent> extents;

@@ -25,7 +25,8 @@ class PrivateFileSystem : public rocksdb::FileSystemWrapper {
     return status.ok() ? MakePrivate(name) : status;
   }
   IOStatus ReopenWritableFile(const std::string& name, const FileOptions& options,
-                              std::unique_ptr<rocksdb::FSWritableFile>* file, IODebugContext* debug) override {
+                              std::unique_ptr<rocksdb::FSWritableFile>* file,
+                              IODebugContext* debug) override {
     IOStatus status = target()->ReopenWritableFile(name, options, file, debug);
     return status.ok() ? MakePrivate(name) : status;
   }
@@ -39,8 +40,8 @@ class PrivateFileSystem : public rocksdb::FileSystemWrapper {
     IOStatus status = target()->NewRandomRWFile(name, options, file, debug);
     return status.ok() ? MakePrivate(name) : status;
   }
-  IOStatus NewLogger(const std::string& name, const IOOptions& options, std::shared_ptr<rocksdb::Logger>* logger,
-                     IODebugContext* debug) override {
+  IOStatus NewLogger(const std::string& name, const IOOptions& options,
+                     std::shared_ptr<rocksdb::Logger>* logger, IODebugContext* debug) override {
     IOStatus status = target()->NewLogger(name, options, logger, debug);
     return status.ok() ? MakePrivate(name) : status;
   }
@@ -52,7 +53,8 @@ class PrivateFileSystem : public rocksdb::FileSystemWrapper {
 
  private:
   static IOStatus MakePrivate(const std::string& name) {
-    if (chmod(name.c_str(), 0600) != 0) return IOStatus::IOError("mode 0600 of " + name, std::to_string(errno));
+    if (chmod(name.c_str(), 0600) != 0)
+      return IOStatus::IOError("mode 0600 of " + name, std::to_string(errno));
     return IOStatus::OK();
   }
 };

@@ -1,10 +1,10 @@
-// PrivateFileSystem: RocksDB's files with mode 0600, whatever the umask. The place for a file system that is simulated
-// to come in between.
+// PrivateFileSystem: RocksDB's files with mode 0600, whatever the umask. The place for a file system that is
+// simulated to come in between.
 #pragma once
 
-#include <memory>
-
 #include <rocksdb/file_system.h>
+
+#include <memory>
 
 namespace terrace {
 

@@ -32,7 +32,8 @@ int Allocate(int fd, uint64_t bytes) {
 std::optional<uint64_t> NumberOf(const char* name) {
   unsigned long long number = 0;
   int used = 0;
-  if (std::sscanf(name, "seg-%6llu%n", &number, &used) != 1 || name[used] != '\0' || used != 10) return std::nullopt;
+  if (std::sscanf(name, "seg-%6llu%n", &number, &used) != 1 || name[used] != '\0' || used != 10)
+    return std::nullopt;
   return number;
 }
 
@@ -76,7 +77,7 @@ Status SegmentFiles::OpenExisting() {
     if (!file && error == ENOENT) continue;
     const std::string path = directory_path_ + "/" + name;
     if (!file) return ErrnoStatus(path, error);
-    struct stat facts{};
+    struct stat facts {};
     if (fstat(file.get(), &facts) != 0) return ErrnoStatus(path, errno);
     if (!S_ISREG(facts.st_mode)) return DataLossError(path + ": is not a regular file");
     segments_[index].size_bytes = std::min<uint64_t>(facts.st_size / kUnit * kUnit, WantedBytes(index));
@@ -91,7 +92,7 @@ Status SegmentFiles::FitToBudget() {
     Segment& segment = segments_[index];
     if (!segment.file) continue;
     const std::string path = directory_path_ + "/" + NameOf(index);
-    struct stat facts{};
+    struct stat facts {};
     if (fstat(segment.file.get(), &facts) != 0) return ErrnoStatus(path, errno);
     const uint64_t wanted = WantedBytes(index);
     if (static_cast<uint64_t>(facts.st_size) > wanted) {
@@ -125,7 +126,8 @@ Result<uint32_t> SegmentFiles::CreateNext() {
   const std::string name = NameOf(index);
   const std::string path = directory_path_ + "/" + name;
   // Made without O_DIRECT: some file systems make the file first and refuse the flag then.
-  FileDescriptor made(openat(directory_fd_, name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+  FileDescriptor made(
+      openat(directory_fd_, name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (!made) return ErrnoStatus(path, errno);
   int error = fchmod(made.get(), 0600) == 0 ? 0 : errno;
   if (error == 0) error = Allocate(made.get(), WantedBytes(index));

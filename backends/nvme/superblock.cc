@@ -49,7 +49,8 @@ Result<Superblock> DecodeSuperblock(std::string_view bytes) {
     return DataLossError("superblock: version " + std::to_string(version) + ", this program reads version " +
                          std::to_string(kSuperblockVersion));
   }
-  if (bytes.size() != kSuperblockBytes) return DataLossError("superblock: " + std::to_string(bytes.size()) + " bytes");
+  if (bytes.size() != kSuperblockBytes)
+    return DataLossError("superblock: " + std::to_string(bytes.size()) + " bytes");
   in.Read<uint32_t>();
   Superblock superblock;
   const std::string_view directory = in.ReadBytes(superblock.directory.size());

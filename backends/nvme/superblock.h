@@ -1,5 +1,5 @@
-// Superblock: what makes a directory a Terrace tier. One file, replaced as a whole (temporary file, fsync, rename,
-// fsync of the directory), so that a reader sees the old one or the new one.
+// Superblock: what makes a directory a Terrace tier. One file, replaced as a whole (temporary file, fsync,
+// rename, fsync of the directory), so that a reader sees the old one or the new one.
 //
 // Version 1, 4,096 bytes, little-endian:
 //

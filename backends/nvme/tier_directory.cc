@@ -36,10 +36,12 @@ Result<TierDirectory> TierDirectory::Open(const std::string& path, uint64_t segm
   if (!manifest) {
     const int error = errno;
     // With O_DIRECTORY the kernel may answer ENOTDIR for a link.
-    return error == ENOTDIR ? DataLossError(directory.manifest_path() + ": is a symbolic link or no directory")
-                            : ErrnoStatus(directory.manifest_path(), error);
+    return error == ENOTDIR
+               ? DataLossError(directory.manifest_path() + ": is a symbolic link or no directory")
+               : ErrnoStatus(directory.manifest_path(), error);
   }
-  if (fchmod(manifest.get(), 0700) != 0) return ErrnoStatus("mode 0700 of " + directory.manifest_path(), errno);
+  if (fchmod(manifest.get(), 0700) != 0)
+    return ErrnoStatus("mode 0700 of " + directory.manifest_path(), errno);
   return directory;
 }
 
@@ -61,7 +63,7 @@ Result<std::optional<Superblock>> TierDirectory::ReadSuperblock() const {
     if (errno == ENOENT) return std::optional<Superblock>();
     return ErrnoStatus(name, errno);
   }
-  struct stat facts{};
+  struct stat facts {};
   if (fstat(file.get(), &facts) != 0) return ErrnoStatus(name, errno);
   if (!S_ISREG(facts.st_mode)) return DataLossError(name + ": is not a regular file");
   std::array<char, kSuperblockBytes + 1> raw;  // one more, so that a longer file is seen
@@ -102,7 +104,8 @@ Status TierDirectory::ReplaceSuperblock(const Superblock& superblock) {
     done += static_cast<size_t>(n);
   }
   if (fsync(file.get()) != 0) return ErrnoStatus(name, errno);
-  if (renameat(fd(), kSuperblockTemporaryName, fd(), kSuperblockFileName) != 0) return ErrnoStatus(name, errno);
+  if (renameat(fd(), kSuperblockTemporaryName, fd(), kSuperblockFileName) != 0)
+    return ErrnoStatus(name, errno);
   if (fsync(fd()) != 0) return ErrnoStatus("directory " + path_, errno);
   superblock_ = superblock;
   return OkStatus();

@@ -25,9 +25,9 @@ inline constexpr char kManifestDirectoryName[] = "manifest";
 
 class TierDirectory {
  public:
-  // Makes the directory (its parent must exist) and its superblock where there is none. kDataLoss for a directory
-  // that holds something else, a newer version or a broken superblock: nothing in it is touched. kUnavailable where
-  // it is held.
+  // Makes the directory (its parent must exist) and its superblock where there is none. kDataLoss for a
+  // directory that holds something else, a newer version or a broken superblock: nothing in it is touched.
+  // kUnavailable where it is held.
   static Result<TierDirectory> Open(const std::string& path, uint64_t segment_bytes);
 
   const std::string& path() const { return path_; }

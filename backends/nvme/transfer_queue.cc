@@ -21,7 +21,8 @@ uint64_t BytesOf(const IoRequest& request) {
 
 Status ErrorOf(const IoRequest& request, int error) {
   const std::string what = request.direction == IoDirection::kRead ? "read" : "write";
-  const std::string text = what + " of a segment at " + std::to_string(request.offset) + ": " + std::strerror(error);
+  const std::string text =
+      what + " of a segment at " + std::to_string(request.offset) + ": " + std::strerror(error);
   return error == ENOSPC || error == EDQUOT ? ResourceExhaustedError(text) : UnavailableError(text);
 }
 
@@ -34,7 +35,9 @@ TransferQueue::TransferQueue(IoEngine* engine, TransferLimits limits) : engine_(
   }
 }
 
-TransferQueue::~TransferQueue() { TERRACE_CHECK(idle_.size() == requests_.size()) << "requests are in flight"; }
+TransferQueue::~TransferQueue() {
+  TERRACE_CHECK(idle_.size() == requests_.size()) << "requests are in flight";
+}
 
 void TransferQueue::Add(TransferRef transfer) {
   TERRACE_CHECK(!transfer->spans.empty());
@@ -65,7 +68,8 @@ void TransferQueue::PumpLane(Lane& lane, uint32_t max_requests) {
     }
     if (lane.in_flight >= max_requests || idle_.empty()) return;
     const uint64_t room = limits_.inflight_bytes - lane.in_flight_bytes;
-    if (room < std::min(limits_.request_bytes, transfer->spans[transfer->span].length - transfer->span_done)) return;
+    if (room < std::min(limits_.request_bytes, transfer->spans[transfer->span].length - transfer->span_done))
+      return;
     Request* request = idle_.back();
     idle_.pop_back();
     request->transfer = transfer;
@@ -118,9 +122,10 @@ void TransferQueue::OnCompletion(const IoCompletion& completion) {
     if (transfer.status.ok()) transfer.status = ErrorOf(*request, static_cast<int>(-result));
   } else if (result == 0) {
     if (transfer.status.ok()) {
-      transfer.status = request->direction == IoDirection::kRead
-                            ? DataLossError("a segment ends before " + std::to_string(request->offset + wanted))
-                            : ErrorOf(*request, ENOSPC);
+      transfer.status =
+          request->direction == IoDirection::kRead
+              ? DataLossError("a segment ends before " + std::to_string(request->offset + wanted))
+              : ErrorOf(*request, ENOSPC);
     }
   } else {
     // A device may stop anywhere; what goes on must be aligned again.

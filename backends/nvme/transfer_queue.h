@@ -1,7 +1,7 @@
-// TransferQueue: carries out whole transfers (an object's extents to or from memory) as requests of bounded size and
-// number. Bytes in flight are bounded per direction. Reads go first: while a read waits for its turn, writes go on with
-// one request at a time, so that they are slowed and never starve. Short results are continued, EAGAIN and EINTR
-// retried within a bound, and an error ends its own transfer only.
+// TransferQueue: carries out whole transfers (an object's extents to or from memory) as requests of bounded
+// size and number. Bytes in flight are bounded per direction. Reads go first: while a read waits for its
+// turn, writes go on with one request at a time, so that they are slowed and never starve. Short results are
+// continued, EAGAIN and EINTR retried within a bound, and an error ends its own transfer only.
 //
 // The owner's thread only.
 #pragma once
@@ -57,8 +57,8 @@ class TransferQueue {
   ~TransferQueue();
 
   void Add(TransferRef transfer);
-  // No further request of it is started. on_end comes (here, or later) with the status that it then has, kCancelled if
-  // nothing else went wrong.
+  // No further request of it is started. on_end comes (here, or later) with the status that it then has,
+  // kCancelled if nothing else went wrong.
   void Stop(const TransferRef& transfer);
   // Starts what the limits allow. To be called before each wait.
   void Pump();

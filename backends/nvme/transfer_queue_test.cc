@@ -1,4 +1,5 @@
-// TransferQueue on an engine of the test's own: what is started is a list, completions are what the test says.
+// TransferQueue on an engine of the test's own: what is started is a list, completions are what the test
+// says.
 #include "backends/nvme/transfer_queue.h"
 
 #include <gtest/gtest.h>
@@ -49,7 +50,8 @@ class TransferQueueTest : public ::testing::Test {
   }
   uint64_t InFlight(IoDirection direction) const {
     uint64_t bytes = 0;
-    for (const IoRequest* request : engine_.started) bytes += request->direction == direction ? BytesOf(*request) : 0;
+    for (const IoRequest* request : engine_.started)
+      bytes += request->direction == direction ? BytesOf(*request) : 0;
     return bytes;
   }
   StatusCode EndOf(const TransferRef& transfer) {
@@ -178,7 +180,7 @@ TEST_F(TransferQueueTest, EndOfFileAndFullFileSystemHaveTheirCodes) {
 
 TEST_F(TransferQueueTest, ReadsGoFirstAndWritesDoNotStarve) {
   std::vector<TransferRef> all;
-  for (int i = 0; i < 4; ++i) all.push_back(Make(IoDirection::kWrite, 4 * kMiB));
+  for (int i = 0; i < 16; ++i) all.push_back(Make(IoDirection::kWrite, 4 * kMiB));
   for (int i = 0; i < 8; ++i) all.push_back(Make(IoDirection::kRead, 4 * kMiB));
   for (const TransferRef& transfer : all) queue_.Add(transfer);
   queue_.Pump();

@@ -1,5 +1,5 @@
-// UringEngine: an IoEngine on one io_uring. No SQPOLL (it eats a core), no IOPOLL (refused by common devices). A read of
-// an eventfd is always in the ring, so that Wake ends the same wait that completions end.
+// UringEngine: an IoEngine on one io_uring. No SQPOLL (it eats a core), no IOPOLL (refused by common
+// devices). A read of an eventfd is always in the ring, so that Wake ends the same wait that completions end.
 #include <liburing.h>
 #include <sys/eventfd.h>
 
@@ -54,7 +54,8 @@ class UringEngine : public IoEngine {
       result = io_uring_submit_and_wait(&ring_, 1);
     }
     // The kernel's words for "look again": a signal, the time, a full completion queue.
-    TERRACE_CHECK(result >= 0 || result == -EINTR || result == -ETIME || result == -EAGAIN || result == -EBUSY)
+    TERRACE_CHECK(result >= 0 || result == -EINTR || result == -ETIME || result == -EAGAIN ||
+                  result == -EBUSY)
         << std::strerror(-result);
     unsigned head;
     unsigned seen = 0;
@@ -63,8 +64,10 @@ class UringEngine : public IoEngine {
     io_uring_for_each_cqe(&ring_, head, entry) {
       ++seen;
       auto* request = static_cast<IoRequest*>(io_uring_cqe_get_data(entry));
-      if (request == nullptr) woken = true;
-      else completions->push_back({request, entry->res});
+      if (request == nullptr)
+        woken = true;
+      else
+        completions->push_back({request, entry->res});
     }
     io_uring_cq_advance(&ring_, seen);
     if (woken) ArmWake();

@@ -171,6 +171,26 @@ TEST_F(LlamaCacheTest, ForgetEndsTrustUntilTheNextFetch) {
   EXPECT_EQ(saved.present_objects, 1u);
 }
 
+TEST_F(LlamaCacheTest, ASlotThatHoldsLessThanWasReportedIsNotKept) {
+  const auto cache = MakeCache(model_.get(), params_, nullptr);
+  RunPrompt(*cache, 0, First(tokens_, 300));
+  llama_memory_t memory = MemoryOf(*cache);
+  ASSERT_TRUE(llama_memory_seq_rm(memory, 0, 0, 100));
+  llama_memory_seq_add(memory, 0, 100, -1, -100);
+  EXPECT_EQ(RunPrompt(*cache, 0, First(tokens_, 150)).decoded, 150u);
+}
+
+TEST_F(LlamaCacheTest, ChunksThatTheStoreLostMeanwhileAreStoredAgain) {
+  const auto cache = MakeCache(model_.get(), params_, store_);
+  EXPECT_EQ(RunPrompt(*cache, 0, First(tokens_, 520)).stored_objects, 2u);
+  ASSERT_TRUE(store_->Flush().ok());
+  ASSERT_TRUE(store_->Clear().ok());
+  Decode(*cache, 0, 520, 768);
+  const SaveResult saved = cache->Save(0, First(tokens_, 768));
+  EXPECT_EQ(saved.stored_objects, 3u) << saved.reason.ToString();
+  EXPECT_TRUE(saved.reason.ok());
+}
+
 TEST_F(LlamaCacheTest, OfAWindowOnlyTheChunkThatEndsHereIsSaved) {
   const ModelPtr model = MakeTinyModel(TinyArchitecture::kSmallWindow);
   const auto cache = MakeCache(model.get(), params_, store_);

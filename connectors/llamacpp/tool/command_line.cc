@@ -280,8 +280,9 @@ std::variant<Command, int> ParseCommandLine(int argc, const char* const* argv) {
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help and --version
     if (app.get_subcommands().empty()) {
-      std::cerr << "terrace-llama: the command \"" << (argc < 2 ? "" : argv[1])
-                << "\" is not allowed; allowed: run, chat, bench, --help, --version\nSee terrace-llama --help.\n";
+      std::cerr
+          << "terrace-llama: the command \"" << (argc < 2 ? "" : argv[1])
+          << "\" is not allowed; allowed: run, chat, bench, --help, --version\nSee terrace-llama --help.\n";
       return kExitUsage;
     }
     std::cerr << "terrace-llama: " << error.what() << "\nSee terrace-llama --help.\n";
