@@ -164,9 +164,10 @@ std::optional<Duration> NvmeCore::TimeToNextCheck() const {
 void NvmeCore::Abandon(const ActiveRef& op, const Status& status) {
   op->answered = true;
   const auto answer = std::exchange(op->answer, nullptr);
-  if (op->transfer && !op->transfer->ended) {
-    transfers_->Stop(op->transfer);
-    if (!op->transfer->ended) {
+  // Of what has not begun, Stop ends the operation here and now, and takes the transfer from it.
+  if (const TransferRef transfer = op->transfer; transfer && !transfer->ended) {
+    transfers_->Stop(transfer);
+    if (!transfer->ended) {
       op->orphaned = true;
       if (metrics_.orphaned_buffers) metrics_.orphaned_buffers->Add(1);
     }

@@ -102,6 +102,20 @@ void Guarded(Call&& call, Batch& batch) {
   }
 }
 
+// The same for a call that answers by returning, with a Status or a Result.
+template <typename Call>
+auto GuardedAnswer(Counter* violations, Call&& call) -> decltype(call()) {
+  std::string why = "the backend threw";
+  try {
+    return call();
+  } catch (const std::exception& error) {
+    why.append(": ").append(error.what());
+  } catch (...) {
+  }
+  if (violations) violations->Add();
+  return InternalError(why);
+}
+
 // One operation's Status as a batch of one.
 std::shared_ptr<BackendBatch<Status>> SingleBatch(StatusDone done, Counter* violations) {
   auto each = [done = std::move(done)](std::span<const Status> answers) {
@@ -185,6 +199,11 @@ struct Backend::Measures {
     End(erase, results.size(), begin);
   }
 
+  // Null where nothing is measured.
+  static Counter* Violations(const std::shared_ptr<Measures>& measures) {
+    return measures ? measures->violations : nullptr;
+  }
+
   Clock* clock;
   Call get;
   Call put;
@@ -210,7 +229,7 @@ Status Backend::Attach(const BackendContext& context) {
   if (closed_) return FailedPreconditionError(name_ + ": closed");
   if (attaching_.exchange(true)) return FailedPreconditionError(name_ + ": attached before");
   context_ = context;
-  Status status = DoAttach(context_);
+  Status status = GuardedAnswer(nullptr, [&] { return DoAttach(context_); });
   if (!status.ok()) {
     attaching_ = false;
     return status;
@@ -246,9 +265,9 @@ void Backend::Get(std::vector<GetOp> ops, GetDone done) {
       measures->EndGet(answers, asked, begin);
     };
   }
-  auto batch = std::make_shared<BackendBatch<GetResult>>(std::move(results), std::move(passed),
-                                                         std::move(done), std::move(observe),
-                                                         measures_ ? measures_->violations : nullptr);
+  auto batch =
+      std::make_shared<BackendBatch<GetResult>>(std::move(results), std::move(passed), std::move(done),
+                                                std::move(observe), Measures::Violations(measures_));
   if (num_passed == 0) return batch->Complete({});
   Guarded(
       [&] {
@@ -283,9 +302,8 @@ void Backend::Put(std::vector<PutOp> ops, PutDone done) {
       measures->EndPut(answers, bytes, begin);
     };
   }
-  auto batch =
-      std::make_shared<BackendBatch<Status>>(std::move(results), std::move(passed), std::move(done),
-                                             std::move(observe), measures_ ? measures_->violations : nullptr);
+  auto batch = std::make_shared<BackendBatch<Status>>(std::move(results), std::move(passed), std::move(done),
+                                                      std::move(observe), Measures::Violations(measures_));
   if (num_passed == 0) return batch->Complete({});
   Guarded(
       [&] { DoPut(std::move(ops), [batch](std::span<const Status> answers) { batch->Complete(answers); }); },
@@ -311,9 +329,8 @@ void Backend::Erase(std::vector<ObjectId> ids, EraseMode mode, EraseDone done) {
       measures->EndErase(answers, begin);
     };
   }
-  auto batch =
-      std::make_shared<BackendBatch<Status>>(std::move(results), std::move(passed), std::move(done),
-                                             std::move(observe), measures_ ? measures_->violations : nullptr);
+  auto batch = std::make_shared<BackendBatch<Status>>(std::move(results), std::move(passed), std::move(done),
+                                                      std::move(observe), Measures::Violations(measures_));
   Guarded(
       [&] {
         DoErase(std::move(ids), mode, [batch](std::span<const Status> answers) { batch->Complete(answers); });
@@ -323,19 +340,22 @@ void Backend::Erase(std::vector<ObjectId> ids, EraseMode mode, EraseDone done) {
 
 void Backend::Clear(StatusDone done) {
   if (const Status ready = Ready(); !ready.ok()) return Refuse<const Status&>(done, ready);
-  auto batch = SingleBatch(std::move(done), measures_ ? measures_->violations : nullptr);
+  auto batch = SingleBatch(std::move(done), Measures::Violations(measures_));
   Guarded([&] { DoClear([batch](const Status& status) { batch->Complete({&status, 1}); }); }, *batch);
 }
 
 void Backend::Flush(StatusDone done) {
   if (const Status ready = Ready(); !ready.ok()) return Refuse<const Status&>(done, ready);
-  auto batch = SingleBatch(std::move(done), measures_ ? measures_->violations : nullptr);
+  auto batch = SingleBatch(std::move(done), Measures::Violations(measures_));
   Guarded([&] { DoFlush([batch](const Status& status) { batch->Complete({&status, 1}); }); }, *batch);
 }
 
 std::vector<BufferRef> Backend::Borrow(std::span<const ObjectId> ids) {
   if (!Ready().ok()) return std::vector<BufferRef>(ids.size());
-  std::vector<BufferRef> buffers = DoBorrow(ids);
+  Result<std::vector<BufferRef>> borrowed = GuardedAnswer(
+      Measures::Violations(measures_), [&]() -> Result<std::vector<BufferRef>> { return DoBorrow(ids); });
+  // What a backend throws on is a miss.
+  std::vector<BufferRef> buffers = borrowed.ok() ? *std::move(borrowed) : std::vector<BufferRef>();
   buffers.resize(ids.size());
   if (measures_) {
     measures_->borrows->Add(ids.size());
@@ -348,17 +368,17 @@ std::vector<BufferRef> Backend::Borrow(std::span<const ObjectId> ids) {
 Result<ScanPage> Backend::Scan(std::string_view cursor, size_t limit) {
   if (Status ready = Ready(); !ready.ok()) return ready;
   if (limit == 0) return InvalidArgumentError("limit = 0, allowed 1 and more");
-  return DoScan(cursor, limit);
+  return GuardedAnswer(Measures::Violations(measures_), [&] { return DoScan(cursor, limit); });
 }
 
 Status Backend::PutRoot(const RootRecord& record) {
   if (Status ready = Ready(); !ready.ok()) return ready;
-  return DoPutRoot(record);
+  return GuardedAnswer(Measures::Violations(measures_), [&] { return DoPutRoot(record); });
 }
 
 Result<std::vector<RootRecord>> Backend::ScanRoots() {
   if (Status ready = Ready(); !ready.ok()) return ready;
-  return DoScanRoots();
+  return GuardedAnswer(Measures::Violations(measures_), [&] { return DoScanRoots(); });
 }
 
 void Backend::Match(PrefixQuery query, MatchDone done) {
@@ -370,17 +390,31 @@ void Backend::Match(PrefixQuery query, MatchDone done) {
                                   ", allowed 1..4096");
   }
   if (!status.ok() || !done) return Refuse<const PrefixMatch&>(done, PrefixMatch{status});
-  DoMatch(std::move(query), std::move(done));
+  auto answered = std::make_shared<std::atomic<bool>>(false);
+  const MatchDone once = [answered, done = std::move(done)](const PrefixMatch& match) {
+    if (!answered->exchange(true)) done(match);
+  };
+  status = GuardedAnswer(Measures::Violations(measures_), [&] {
+    DoMatch(std::move(query), once);
+    return OkStatus();
+  });
+  if (!status.ok()) once(PrefixMatch{status});
 }
 
 void Backend::Release(std::string_view lease_token) {
-  if (Ready().ok() && capabilities().supports_match) DoRelease(lease_token);
+  if (!Ready().ok() || !capabilities().supports_match) return;
+  // A lease that stays runs out.
+  GuardedAnswer(Measures::Violations(measures_), [&] {
+    DoRelease(lease_token);
+    return OkStatus();
+  }).IgnoreError();
 }
 
 Status Backend::Close(TimePoint deadline) {
   // The second call passes too: an earlier one may have left orphans behind.
   closed_ = true;
-  return attached_.load(std::memory_order_acquire) ? DoClose(deadline) : OkStatus();
+  if (!attached_.load(std::memory_order_acquire)) return OkStatus();
+  return GuardedAnswer(Measures::Violations(measures_), [&] { return DoClose(deadline); });
 }
 
 std::vector<BufferRef> Backend::DoBorrow(std::span<const ObjectId> ids) {

@@ -46,7 +46,8 @@ uint64_t ManagerCore::ForgetObjects(IndexEntry& entry, std::vector<std::vector<O
     const ObjectId id{entry.key, object.part};
     if (object.tiers != 0 || object.writing != 0 || object.store_id != 0) ++count;
     for (size_t t = 0; t < tiers_.size(); ++t) {
-      if (!((object.tiers | object.writing) & Bit(t))) continue;
+      // A durable tier is asked even where it evicted the object: an eviction may be undone by a crash, an erase may not.
+      if (!((object.tiers | object.writing) & Bit(t)) && !tiers_[t].capabilities.is_durable) continue;
       by_tier[t].push_back(id);
       ClearPresent(entry, object, t);
       if (!(object.writing & Bit(t))) continue;
@@ -80,16 +81,36 @@ Status ManagerCore::EraseFromTier(size_t tier, std::vector<ObjectId> ids) {
       kNoDeadline);
 }
 
+// The index does not know the key, but a durable tier may hold what a crash would bring back: each part that a known root
+// has is named to it.
+void ManagerCore::EraseUnknown(const ChunkKey& key, std::vector<std::vector<ObjectId>>& by_tier) const {
+  std::set<ObjectPart> parts;
+  for (const auto& [root, state] : roots_) {
+    for (uint16_t group = 0; group < state->spec.groups.size(); ++group) {
+      for (uint16_t shard = 0; shard < state->spec.num_shards(); ++shard) parts.insert({group, shard});
+    }
+  }
+  for (size_t t = 0; t < tiers_.size(); ++t) {
+    if (!tiers_[t].capabilities.is_durable) continue;
+    for (const ObjectPart part : parts) by_tier[t].push_back({key, part});
+  }
+}
+
 Result<uint64_t> ManagerCore::Erase(std::span<const ChunkKey> keys) {
+  TERRACE_RETURN_IF_ERROR(CheckNotForked());
   uint64_t count = 0;
   std::vector<std::vector<ObjectId>> by_tier(tiers_.size());
   {
     DoomedJobs doomed;
     std::unique_lock lock(mutex_);
     TERRACE_RETURN_IF_ERROR(CheckOpen());
+    ++erasures_;
     for (const ChunkKey& key : keys) {
       IndexEntry* top = index_.Find(key);
-      if (top == nullptr) continue;
+      if (top == nullptr) {
+        EraseUnknown(key, by_tier);
+        continue;
+      }
       std::vector<IndexEntry*> subtree;
       CollectSubtree(*top, subtree);
       for (IndexEntry* entry : subtree) count += ForgetObjects(*entry, by_tier, doomed);
@@ -99,11 +120,16 @@ Result<uint64_t> ManagerCore::Erase(std::span<const ChunkKey> keys) {
       tiers_[0].backend->Erase(std::move(by_tier[0]), EraseMode::kErase, [](std::span<const Status>) {});
       by_tier[0].clear();
     }
+    for (size_t t = 0; t < tiers_.size(); ++t) {
+      for (const ObjectId& id : by_tier[t]) ++tiers_[t].erasing[id];
+    }
     AwaitDoomed(doomed, lock);
   }
   Status first;
   for (size_t t = 0; t < tiers_.size(); ++t) {
-    Status status = EraseFromTier(t, std::move(by_tier[t]));
+    if (by_tier[t].empty()) continue;
+    Status status = EraseFromTier(t, by_tier[t]);
+    EndErases(t, by_tier[t]);
     if (first.ok()) first = std::move(status);
   }
   if (!first.ok()) return first;
@@ -111,11 +137,14 @@ Result<uint64_t> ManagerCore::Erase(std::span<const ChunkKey> keys) {
 }
 
 Status ManagerCore::Clear() {
+  TERRACE_RETURN_IF_ERROR(CheckNotForked());
   std::vector<RootStateRef> roots;
   {
     DoomedJobs doomed;
     std::unique_lock lock(mutex_);
     TERRACE_RETURN_IF_ERROR(CheckOpen());
+    ++erasures_;
+    for (TierState& tier : tiers_) ++tier.clearing;
     std::vector<std::vector<ObjectId>> by_tier(tiers_.size());
     for (const auto& [key, root] : roots_) roots.push_back(root);
     std::vector<IndexEntry*> entries;
@@ -134,13 +163,18 @@ Status ManagerCore::Clear() {
   }
   // A cleared backend forgot them, and what is stored from now on belongs to them.
   for (const RootStateRef& root : roots) KeepRoot(root->record);
+  {
+    std::lock_guard lock(mutex_);
+    for (TierState& tier : tiers_) --tier.clearing;
+  }
+  for (size_t t = 0; t < tiers_.size(); ++t) PumpWrites(t);
   return first;
 }
 
 Status ManagerCore::Flush(TimePoint deadline) {
+  TERRACE_RETURN_IF_ERROR(CheckNotForked());
   {
     std::unique_lock lock(mutex_);
-    if (IsForkedChild()) return FailedPreconditionError("the process was forked after Open");
     if (closed_) return FailedPreconditionError("the manager is closed");
     const uint64_t before = next_id_++;
     const auto is_drained = [&] { return DrainedBefore(before); };
@@ -160,26 +194,35 @@ Status ManagerCore::Flush(TimePoint deadline) {
 
 Status ManagerCore::Close(TimePoint deadline) {
   if (IsForkedChild()) return OkStatus();
+  std::lock_guard closing(close_mutex_);
   Status first;
   {
     std::unique_lock lock(mutex_);
-    if (closed_) return OkStatus();
+    if (tiers_closed_) return OkStatus();
     closing_ = true;
     const auto is_drained = [&] { return tickets_.empty(); };
-    if (deadline == kNoDeadline) {
+    if (closed_) {
+      // An earlier call gave up: what it did not wait for ends with the tiers.
+    } else if (deadline == kNoDeadline) {
       drained_.wait(lock, is_drained);
     } else if (!drained_.wait_until(lock, deadline, is_drained)) {
       first = DeadlineExceededError(std::to_string(tickets_.size()) + " stores were not written before the close");
     }
-    if (closed_) return first;  // by another thread meanwhile
     closed_ = true;
   }
+  bool has_orphans = false;
   for (TierState& tier : tiers_) {
     Status status = tier.backend->Close(deadline);
+    has_orphans |= status.code() == StatusCode::kDeadlineExceeded;
     if (first.ok()) first = std::move(status);
   }
+  if (has_orphans) return first;  // the next call waits for them
   pool_->SetReclaimer(nullptr);
-  executor_.reset();
+  strand_->Stop();
+  executor_.reset();  // our own runs everything that is queued
+  strand_->DropQueued();
+  std::lock_guard lock(mutex_);
+  tiers_closed_ = true;
   return first;
 }
 

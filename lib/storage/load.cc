@@ -2,6 +2,7 @@
 // order through a window.
 #include <algorithm>
 #include <cstring>
+#include <map>
 
 #include "lib/base/check.h"
 #include "lib/codec/piece_codec.h"
@@ -34,6 +35,23 @@ Status CheckIdentity(const FrameHeader& header, const LeaseItem& item) {
   return OkStatus();
 }
 
+// Tokens before which no boundary of this lease can be computed from: a full group can stop after each chunk, a window
+// group once its window lies in what is loaded, a state only where it was taken.
+uint64_t FirstWholeToken(const Lease::State& lease) {
+  std::map<ObjectPart, const LeaseItem*> first;
+  for (const LeaseItem& item : lease.items) first.try_emplace(item.id.part, &item);
+  const uint64_t chunk = lease.root->spec.tokens_per_chunk;
+  uint64_t token = 0;
+  for (const auto& [part, item] : first) {
+    const GroupSpec& group = lease.root->spec.groups[part.group];
+    if (group.rule == Retention::kState) token = std::max(token, item->payload_tokens.end);
+    if (group.rule == Retention::kWindow && item->chunk_index > 0) {
+      token = std::max(token, (item->chunk_index + (group.window_tokens + chunk - 1) / chunk) * chunk);
+    }
+  }
+  return token;
+}
+
 }  // namespace
 
 // Shared by the handle, its LeasedChunks and the reads in flight. Items are started in order while the window has room,
@@ -50,6 +68,7 @@ struct LoadHandle::State : std::enable_shared_from_this<LoadHandle::State> {
   std::vector<LeaseItem> items;
   std::vector<MutableBytes> memory;     // empty: LeasedChunks
   uint64_t begin_token = 0;
+  uint64_t first_whole_token = 0;       // see FirstWholeToken
   uint64_t window_bytes = 0;
   CancelFlag cancel = std::make_shared<std::atomic<bool>>(false);
 
@@ -61,17 +80,17 @@ struct LoadHandle::State : std::enable_shared_from_this<LoadHandle::State> {
   size_t next_start = 0;
   size_t next_take = 0;
   uint64_t resident_bytes = 0;
-  // Set while next_start waits for room that others hold; Next tries again until then. Real time.
-  TimePoint parked_until = kNoDeadline;
+  // next_start found the pool full. Next tries again while it waits for it: others give room back without a word.
+  bool is_parked = false;
   size_t failed_at = SIZE_MAX;  // items from here on are not given out
   Status failure;
   LoadReport report;
 
   void Pump();
-  // False (only if may_wait): the pool is full for now. The item starts again when something of this load is released, or,
-  // where it holds nothing (parked), when Next asks for it and others have released something.
+  // False (only if may_wait): the pool is full for now, the item is parked. It starts again when something of this load is
+  // released, or when Next waits for it.
   bool Start(size_t index, size_t from_tier, bool may_wait);
-  void ReadFrom(size_t index, size_t tier, BufferRef buffer);
+  void ReadFrom(size_t index, size_t tier, BufferRef buffer, uint64_t erasures);
   void Ready(size_t index, BufferRef buffer, uint32_t header_bytes);
   void Fail(size_t index, Status status);
   void ReleaseBytes(uint64_t bytes);
@@ -87,6 +106,10 @@ struct LeasedChunk::State {
   uint32_t header_bytes = 0;
 
   ~State() {
+    if (load && load->core->IsForkedChild()) {
+      new BufferRef(std::move(buffer));  // the parent's; giving it back takes locks that a fork may have left held
+      return;
+    }
     buffer.Reset();
     if (load) load->ReleaseBytes(ResidentBytes(item));
   }
@@ -99,9 +122,18 @@ BufferRef ManagerCore::BorrowFromHost(const ObjectId& id) {
   return found.empty() ? BufferRef() : std::move(found[0]);
 }
 
-size_t ManagerCore::NextTierWith(const ObjectId& id, size_t from_tier) {
-  const IndexEntry* entry = index_.Find(id.key);
-  const ObjectPresence* object = entry != nullptr ? entry->Find(id.part) : nullptr;
+ObjectPresence* ManagerCore::FindLeased(const LeaseItem& item) {
+  IndexEntry* entry = index_.Find(item.id.key);
+  ObjectPresence* object = entry != nullptr ? entry->Find(item.id.part) : nullptr;
+  if (object == nullptr || object->frame_bytes != item.meta.frame_bytes ||
+      object->payload_bytes != item.meta.payload_bytes) {
+    return nullptr;
+  }
+  return object;
+}
+
+size_t ManagerCore::NextTierWith(const LeaseItem& item, size_t from_tier) {
+  const ObjectPresence* object = FindLeased(item);
   if (object == nullptr) return kNoTier;
   for (size_t t = from_tier; t < tiers_.size(); ++t) {
     if (object->tiers & Bit(t)) return t;
@@ -109,14 +141,15 @@ size_t ManagerCore::NextTierWith(const ObjectId& id, size_t from_tier) {
   return kNoTier;
 }
 
-void ManagerCore::FinishRead(const LeaseItem& item, size_t tier, const BufferRef& buffer, const Status& status) {
+void ManagerCore::FinishRead(const LeaseItem& item, size_t tier, const BufferRef& buffer, const Status& status,
+                             uint64_t erasures) {
   if (status.ok()) {
     std::lock_guard lock(mutex_);
     tiers_[tier].hits->Add();
     IndexEntry* entry = index_.Find(item.id.key);
-    ObjectPresence* object = entry != nullptr ? entry->Find(item.id.part) : nullptr;
-    // Erased meanwhile: the caller's bytes are right, but nothing comes back into a tier.
-    const bool still_there = object != nullptr && (object->tiers & Bit(tier));
+    const ObjectPresence* object = FindLeased(item);
+    // Erased meanwhile (and perhaps stored anew): the caller's bytes are right, but nothing comes back into a tier.
+    const bool still_there = object != nullptr && (object->tiers & Bit(tier)) && erasures == erasures_;
     if (!still_there || !HasHostTier() || (object->tiers & Bit(0)) || closing_) return;
     if (PutInHost(item.id, buffer, item.meta)) {
       SetPresent(*entry, *entry->Find(item.id.part), 0);  // found anew: making room may have moved it
@@ -130,16 +163,17 @@ void ManagerCore::FinishRead(const LeaseItem& item, size_t tier, const BufferRef
       tiers_[tier].corrupt->Add();
       log_->Log(LogLevel::kWarning, tiers_[tier].name, "an object was found wrong and dropped: " + status.ToString());
     }
-    DropCorrupt(item.id, tier);
+    DropCorrupt(item, tier);
   }
 }
 
-void ManagerCore::DropCorrupt(const ObjectId& id, size_t tier) {
+void ManagerCore::DropCorrupt(const LeaseItem& item, size_t tier) {
+  const ObjectId& id = item.id;
   Evictions evictions;
   {
     std::lock_guard lock(mutex_);
     IndexEntry* entry = index_.Find(id.key);
-    const ObjectPresence* object = entry != nullptr ? entry->Find(id.part) : nullptr;
+    const ObjectPresence* object = FindLeased(item);
     if (object == nullptr || !(object->tiers & Bit(tier))) return;
     EvictObject(*entry, id.part, tier, evictions);
     CascadeUnreachable(id.key, id.part, evictions);
@@ -161,6 +195,7 @@ LoadHandle ManagerCore::Load(const Lease& lease, TokenRange range, const LoadSin
     state->report.status = state->failure;
     return LoadHandle(std::move(state));
   };
+  if (Status status = CheckNotForked(); !status.ok()) return refuse(std::move(status));
   if (!state->lease) {
     return range.begin == range.end ? LoadHandle(std::move(state)) : refuse(InvalidArgumentError("an empty lease"));
   }
@@ -185,6 +220,7 @@ LoadHandle ManagerCore::Load(const Lease& lease, TokenRange range, const LoadSin
   }
   state->slots.resize(state->items.size());
   state->window_bytes = options_.load_window_bytes != 0 ? options_.load_window_bytes : pool_->size_bytes() / 2;
+  state->first_whole_token = FirstWholeToken(*state->lease);
   {
     std::lock_guard lock(mutex_);
     if (Status status = CheckOpen(); !status.ok()) return refuse(std::move(status));
@@ -206,6 +242,7 @@ void LoadHandle::State::Pump() {
       const uint64_t bytes = ResidentBytes(items[next_start]);
       if (resident_bytes > 0 && resident_bytes + bytes > window_bytes) break;
       resident_bytes += bytes;
+      is_parked = false;
       const size_t index = next_start++;
       slots[index].phase = Slot::Phase::kReading;
       lock.unlock();
@@ -220,10 +257,12 @@ void LoadHandle::State::Pump() {
 bool LoadHandle::State::Start(size_t index, size_t from_tier, bool may_wait) {
   const LeaseItem& item = items[index];
   size_t tier;
+  uint64_t erasures;
   BufferRef borrowed;
   {
     std::lock_guard lock(core->mutex_);
-    tier = core->NextTierWith(item.id, from_tier);
+    erasures = core->erasures_;
+    tier = core->NextTierWith(item, from_tier);
     if (tier == 0 && core->HasHostTier()) {
       borrowed = core->BorrowFromHost(item.id);
       core->tiers_[0].hits->Add();
@@ -242,11 +281,7 @@ bool LoadHandle::State::Start(size_t index, size_t from_tier, bool may_wait) {
   if (tier == 0 && core->HasHostTier()) return Start(index, 1, may_wait);
   Result<BufferRef> buffer = core->pool_->Allocate(kTierPageBytes + item.meta.frame_bytes);
   if (buffer.ok()) {
-    {
-      std::lock_guard lock(mutex);
-      parked_until = kNoDeadline;
-    }
-    ReadFrom(index, tier, *std::move(buffer));
+    ReadFrom(index, tier, *std::move(buffer), erasures);
     return true;
   }
   if (!may_wait || kTierPageBytes + item.meta.frame_bytes > core->pool_->size_bytes()) {
@@ -257,15 +292,12 @@ bool LoadHandle::State::Start(size_t index, size_t from_tier, bool may_wait) {
   resident_bytes -= ResidentBytes(item);
   next_start = index;
   slots[index].phase = Slot::Phase::kWaiting;
-  if (resident_bytes == 0 && parked_until == kNoDeadline) {
-    parked_until = std::chrono::steady_clock::now() +
-                   std::chrono::duration_cast<TimePoint::duration>(core->options_.io_deadline);
-  }
+  is_parked = true;
   changed.notify_all();
   return false;
 }
 
-void LoadHandle::State::ReadFrom(size_t index, size_t tier, BufferRef buffer) {
+void LoadHandle::State::ReadFrom(size_t index, size_t tier, BufferRef buffer, uint64_t erasures) {
   const LeaseItem& item = items[index];
   auto verifier = std::make_shared<PieceVerifier>(buffer.frame());
   GetOp op;
@@ -277,7 +309,7 @@ void LoadHandle::State::ReadFrom(size_t index, size_t tier, BufferRef buffer) {
   std::vector<GetOp> ops;
   ops.push_back(std::move(op));
   core->tiers_[tier].backend->Get(
-      std::move(ops), [self = shared_from_this(), index, tier, buffer, verifier](std::span<const GetResult> results) {
+      std::move(ops), [self = shared_from_this(), index, tier, buffer, verifier, erasures](std::span<const GetResult> results) {
         const LeaseItem& asked = self->items[index];
         Status status = results[0].status;
         uint32_t header_bytes = 0;
@@ -286,7 +318,7 @@ void LoadHandle::State::ReadFrom(size_t index, size_t tier, BufferRef buffer) {
           status = header.ok() ? CheckIdentity(*header, asked) : header.status();
           if (status.ok()) header_bytes = header->header_bytes;
         }
-        self->core->FinishRead(asked, tier, buffer, status);
+        self->core->FinishRead(asked, tier, buffer, status, erasures);
         if (status.ok()) {
           self->Ready(index, buffer, header_bytes);
         } else if (tier + 1 < self->core->tiers_.size() && !self->cancel->load()) {
@@ -334,6 +366,7 @@ void LoadHandle::State::GiveUp(size_t parked) {
   failed_at = parked;
   failure = ResourceExhaustedError("no room in the pool for the next chunk");
   report.status = failure;
+  changed.notify_all();
 }
 
 void LoadHandle::State::ReleaseBytes(uint64_t bytes) {
@@ -349,7 +382,7 @@ void LoadHandle::State::CountTaken(size_t index) {
   ++report.loaded_objects;
   report.loaded_bytes += item.meta.payload_bytes;
   const bool chunk_is_whole = index + 1 == items.size() || items[index + 1].chunk_index != item.chunk_index;
-  if (!chunk_is_whole) return;
+  if (!chunk_is_whole || item.matched_tokens.end < first_whole_token) return;
   report.recompute_from = item.matched_tokens.end;
   report.loaded_tokens = item.matched_tokens.end - begin_token;
 }
@@ -390,6 +423,8 @@ Result<std::optional<LeasedChunk>> LoadHandle::Next(TimePoint deadline) {
   if (!state_) return FailedPreconditionError("an empty load handle");
   State& state = *state_;
   auto chunk = std::make_unique<LeasedChunk::State>();
+  if (Status status = state.core->CheckNotForked(); !status.ok()) return status;
+  TimePoint give_up = kNoDeadline;  // of waiting for room; real time
   std::unique_lock lock(state.mutex);
   const auto arrived = [&] {
     return state.next_take >= state.items.size() || state.next_take >= state.failed_at ||
@@ -398,7 +433,7 @@ Result<std::optional<LeasedChunk>> LoadHandle::Next(TimePoint deadline) {
   while (!arrived()) {
     const TimePoint now = std::chrono::steady_clock::now();
     if (now >= deadline) return DeadlineExceededError("the next chunk did not arrive in time");
-    if (state.parked_until == kNoDeadline) {
+    if (!state.is_parked || state.next_start != state.next_take) {
       if (deadline == kNoDeadline) {
         state.changed.wait(lock);
       } else {
@@ -407,8 +442,10 @@ Result<std::optional<LeasedChunk>> LoadHandle::Next(TimePoint deadline) {
       continue;
     }
     const size_t parked = state.next_start;
-    const bool is_over = now >= state.parked_until;
-    if (!is_over) state.changed.wait_until(lock, std::min(deadline, now + kParkedRetry));
+    const bool is_first = give_up == kNoDeadline;  // room may have come while nobody asked
+    if (is_first) give_up = now + std::chrono::duration_cast<TimePoint::duration>(state.core->options_.io_deadline);
+    const bool is_over = now >= give_up;
+    if (!is_first && !is_over) state.changed.wait_until(lock, std::min(deadline, now + kParkedRetry));
     lock.unlock();
     if (is_over) {
       state.GiveUp(parked);
@@ -449,7 +486,7 @@ LoadReport LoadHandle::Wait(TimePoint deadline) {
 }
 
 void LoadHandle::Cancel() {
-  if (state_) state_->Cancel(CancelledError("the load was cancelled"));
+  if (state_ && !state_->core->IsForkedChild()) state_->Cancel(CancelledError("the load was cancelled"));
 }
 
 LoadReport LoadHandle::report() const {

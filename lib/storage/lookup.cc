@@ -141,9 +141,11 @@ void ManagerCore::FillLease(const MatchPlan& plan, std::span<const ObjectPart> p
     }
   }
   bool all_in_host = true;
-  for (const LeaseItem& item : lease.items) {
+  for (size_t i = 0; i < lease.items.size(); ++i) {
+    const LeaseItem& item = lease.items[i];
     all_in_host &= item.in_host;
-    if (all_in_host) lease.host_tokens = item.matched_tokens.end;
+    const bool chunk_is_whole = i + 1 == lease.items.size() || lease.items[i + 1].chunk_index != item.chunk_index;
+    if (all_in_host && chunk_is_whole) lease.host_tokens = item.matched_tokens.end;
   }
   // Tail to head, so that leaves are the coldest of the request.
   for (auto item = lease.items.rbegin(); item != lease.items.rend(); ++item) {
@@ -173,12 +175,13 @@ void ManagerCore::Protect(const std::shared_ptr<Lease::State>& lease) {
     // What a load brings up later is not in the budget, so it is not protected there.
     if (lease->is_protecting && item.in_host) ++entry->host_leases;
   }
-  lease_deadlines_.emplace(lease->deadline, lease);
+  lease->place = lease_deadlines_.emplace(lease->deadline, lease);
 }
 
 void ManagerCore::Unprotect(Lease::State& lease) {
   if (!lease.holds_entries) return;
   lease.holds_entries = false;
+  lease_deadlines_.erase(lease.place);
   leased_bytes_ -= lease.budget_bytes;
   lease.budget_bytes = 0;
   --active_leases_;
@@ -192,13 +195,13 @@ void ManagerCore::Unprotect(Lease::State& lease) {
 
 void ManagerCore::ReapLeases(std::vector<std::shared_ptr<Lease::State>>& ended) {
   const TimePoint now = clock_->Now();
-  while (!lease_deadlines_.empty() && lease_deadlines_.begin()->first <= now) {
-    // Dropped by the caller after it released the lock: the last reference takes it.
-    if (auto lease = lease_deadlines_.begin()->second.lock()) {
+  for (auto next = lease_deadlines_.begin(); next != lease_deadlines_.end() && next->first <= now;) {
+    const auto place = next++;
+    // One whose last reference is gone waits for the lock, to take itself out.
+    if (auto lease = place->second.lock()) {
       Unprotect(*lease);
-      ended.push_back(std::move(lease));
+      ended.push_back(std::move(lease));  // dropped by the caller after it released the lock: the last reference takes it
     }
-    lease_deadlines_.erase(lease_deadlines_.begin());
   }
   for (auto end = request_deadlines_.begin(); end != request_deadlines_.end() && end->first <= now;) {
     const auto request = requests_.find(end->second);
@@ -213,6 +216,7 @@ void ManagerCore::ReleaseLease(Lease::State& lease) {
 }
 
 Result<Lease> ManagerCore::Lookup(const ChunkKey& root_key, const TokenView& prompt, const LookupOptions& options) {
+  TERRACE_RETURN_IF_ERROR(CheckNotForked());
   TERRACE_RETURN_IF_ERROR(prompt.Validate());
   RootStateRef root;
   std::unique_ptr<RequestState> request;
@@ -270,7 +274,7 @@ Result<Lease> ManagerCore::Lookup(const ChunkKey& root_key, const TokenView& pro
 // --- Lease -------------------------------------------------------------------------------------------------------
 
 Lease::State::~State() {
-  if (core) core->ReleaseLease(*this);
+  if (core && !core->IsForkedChild()) core->ReleaseLease(*this);
 }
 
 Lease::Lease() = default;
@@ -285,7 +289,7 @@ uint64_t Lease::num_objects() const { return state_ ? state_->items.size() : 0; 
 uint64_t Lease::frame_bytes() const { return state_ ? state_->frame_bytes : 0; }
 
 bool Lease::is_protected() const {
-  if (!state_) return false;
+  if (!state_ || state_->core->IsForkedChild()) return false;
   std::lock_guard lock(state_->core->mutex_);
   return state_->is_protecting && state_->deadline > state_->core->clock_->Now();
 }

@@ -75,7 +75,7 @@ Result<std::shared_ptr<ManagerCore>> ManagerCore::Open(StorageOptions options, s
   } else {
     TERRACE_ASSIGN_OR_RETURN(core->executor_, MakeThreadPool(set.threads));
   }
-  core->strand_ = std::make_shared<Strand>(core->executor_.get());
+  core->strand_ = std::make_shared<Strand>(core->executor_);
   core->pool_->SetReclaimer([raw = core.get()](uint64_t) {
     std::vector<std::shared_ptr<Lease::State>> ended;
     std::lock_guard lock(raw->mutex_);
@@ -185,14 +185,19 @@ void ManagerCore::DropUnreachable() {
   orphaned_records_->Add(unreachable_->value() - before);
   for (size_t t = 0; t < evictions.by_tier.size(); ++t) {
     std::vector<ObjectId>& ids = evictions.by_tier[t];
+    tiers_[t].erasing.clear();  // nothing is written before Open returns
     if (!ids.empty()) tiers_[t].backend->Erase(std::move(ids), EraseMode::kEvict, [](std::span<const Status>) {});
   }
 }
 
 bool ManagerCore::IsForkedChild() const { return getpid() != owner_pid_; }
 
+Status ManagerCore::CheckNotForked() const {
+  if (!IsForkedChild()) return OkStatus();
+  return FailedPreconditionError("the process was forked after Open; open a manager of its own");
+}
+
 Status ManagerCore::CheckOpen() const {
-  if (IsForkedChild()) return FailedPreconditionError("the process was forked after Open; open a manager of its own");
   if (closing_) return FailedPreconditionError("the manager is closed");
   return OkStatus();
 }
@@ -217,6 +222,7 @@ void ManagerCore::KeepRoot(const RootRecord& record) {
 }
 
 Result<ChunkKey> ManagerCore::Root(const KvSpec& spec, std::span<const Adapter> adapters, std::string_view salt) {
+  TERRACE_RETURN_IF_ERROR(CheckNotForked());
   TERRACE_ASSIGN_OR_RETURN(const RootRecord record, ComputeRoot(spec, adapters, salt));
   uint64_t ticket = 0;
   {
@@ -229,10 +235,8 @@ Result<ChunkKey> ManagerCore::Root(const KvSpec& spec, std::span<const Adapter> 
     ticket = next_id_++;
     tickets_.insert(ticket);
   }
-  strand_->Post([core = shared_from_this(), record, ticket] {
+  strand_->Post([core = shared_from_this(), record, end = std::make_shared<TicketEnd>(shared_from_this(), ticket)] {
     core->KeepRoot(record);
-    std::lock_guard lock(core->mutex_);
-    core->FinishTicket(ticket);
   });
   return record.root;
 }
@@ -332,9 +336,14 @@ void ManagerCore::EvictObject(IndexEntry& entry, ObjectPart part, size_t tier, E
   if (tier == 0 && HasHostTier()) {
     tiers_[0].backend->Erase({id}, EraseMode::kEvict, [](std::span<const Status>) {});
   } else {
-    out.by_tier.resize(tiers_.size());
-    out.by_tier[tier].push_back(id);
+    QueueErase(id, tier, out);
   }
+}
+
+void ManagerCore::QueueErase(const ObjectId& id, size_t tier, Evictions& out) {
+  out.by_tier.resize(tiers_.size());
+  out.by_tier[tier].push_back(id);
+  ++tiers_[tier].erasing[id];
 }
 
 void ManagerCore::CascadeUnreachable(const ChunkKey& parent, ObjectPart part, Evictions& out) {
@@ -396,12 +405,30 @@ bool ManagerCore::EvictOneFromHost() {
 void ManagerCore::SendEvictions(Evictions evictions) {
   for (size_t t = 0; t < evictions.by_tier.size(); ++t) {
     std::vector<ObjectId>& ids = evictions.by_tier[t];
-    if (!ids.empty()) tiers_[t].backend->Erase(std::move(ids), EraseMode::kEvict, [](std::span<const Status>) {});
+    if (ids.empty()) continue;
+    tiers_[t].backend->Erase(ids, EraseMode::kEvict, [core = shared_from_this(), t, ids](std::span<const Status>) {
+      core->EndErases(t, ids);
+    });
   }
+}
+
+void ManagerCore::EndErases(size_t t, std::span<const ObjectId> ids) {
+  bool has_writes;
+  {
+    std::lock_guard lock(mutex_);
+    for (const ObjectId& id : ids) {
+      const auto it = tiers_[t].erasing.find(id);
+      TERRACE_CHECK(it != tiers_[t].erasing.end()) << "an erase ended that had not begun";
+      if (--it->second == 0) tiers_[t].erasing.erase(it);
+    }
+    has_writes = !tiers_[t].writes.empty();
+  }
+  if (has_writes) PumpWrites(t);
 }
 
 ManagerStats ManagerCore::Stats() {
   ManagerStats stats;
+  if (IsForkedChild()) return stats;
   std::vector<std::shared_ptr<Lease::State>> ended;
   std::lock_guard lock(mutex_);
   ReapLeases(ended);

@@ -61,7 +61,8 @@ struct Lease::State {
   TimePoint deadline{};
   std::vector<LeaseItem> items;
   // Guarded by core->mutex_.
-  bool holds_entries = false;    // counted in its entries' leases
+  bool holds_entries = false;    // counted in its entries' leases, and in core->lease_deadlines_ at `place`
+  std::multimap<TimePoint, std::weak_ptr<State>>::iterator place;
   bool is_protecting = false;    // and in their host_leases, within the budget
   uint64_t budget_bytes = 0;
 
@@ -102,6 +103,10 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
     uint64_t objects = 0;
     std::deque<std::shared_ptr<WriteJob>> writes;  // parents first; front is published first
     uint64_t inflight_bytes = 0;
+    // Erases that were decided and are not done: a write of the same object waits for them, or it would be sent first
+    // and erased behind its back.
+    absl::flat_hash_map<ObjectId, uint32_t, ObjectIdHash> erasing;
+    uint32_t clearing = 0;       // the same of everything
     bool is_pumping = false;     // one thread sends writes; others leave it word
     bool pump_again = false;
     Counter* hits = nullptr;
@@ -149,6 +154,8 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
   Status RebuildIndex();
   Status ScanTier(size_t tier);
   void DropUnreachable();
+  // Without a lock: a fork copies locks that other threads held, and nobody in the child gives them back.
+  Status CheckNotForked() const;
   Status CheckOpen() const;
   RootStateRef FindRoot(const ChunkKey& root);
   void KeepRoot(const RootRecord& record);
@@ -172,12 +179,14 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
   struct Evictions {
     std::vector<std::vector<ObjectId>> by_tier;
   };
+  void QueueErase(const ObjectId& id, size_t tier, Evictions& out);
   void EvictObject(IndexEntry& entry, ObjectPart part, size_t tier, Evictions& out);
   void CascadeUnreachable(const ChunkKey& parent, ObjectPart part, Evictions& out);
   void EvictSuperseded(IndexEntry& longer, size_t tier, Evictions& out);
   bool EvictOneFromHost();
   // With mutex_ free.
   void SendEvictions(Evictions evictions);
+  void EndErases(size_t tier, std::span<const ObjectId> ids);
 
   // lookup.cc
   bool IsUsable(const IndexEntry& entry, ObjectPart part) const;
@@ -200,9 +209,12 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
     uint32_t header_bytes = 0;
   };
   BufferRef BorrowFromHost(const ObjectId& id);
-  size_t NextTierWith(const ObjectId& id, size_t from_tier);
-  void FinishRead(const LeaseItem& item, size_t tier, const BufferRef& buffer, const Status& status);
-  void DropCorrupt(const ObjectId& id, size_t tier);
+  // The object that the item was made from, or another save of it with the same lengths; null where neither is known.
+  ObjectPresence* FindLeased(const LeaseItem& item);
+  size_t NextTierWith(const LeaseItem& item, size_t from_tier);
+  // `erasures`: erasures_ when the read began.
+  void FinishRead(const LeaseItem& item, size_t tier, const BufferRef& buffer, const Status& status, uint64_t erasures);
+  void DropCorrupt(const LeaseItem& item, size_t tier);
 
   // store.cc
   // One object of a Prepare: what is asked for, and what is known of it.
@@ -237,6 +249,19 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
   void PublishWrites(size_t tier, WriteEffects& effects);
   void ApplyEffects(WriteEffects effects);
   void FinishTicket(uint64_t ticket);
+  // Ends a ticket when the work that it stands for has run, thrown or been dropped unrun.
+  struct TicketEnd {
+    std::shared_ptr<ManagerCore> core;
+    uint64_t ticket;
+
+    TicketEnd(std::shared_ptr<ManagerCore> c, uint64_t t) : core(std::move(c)), ticket(t) {}
+    TicketEnd(const TicketEnd&) = delete;
+    TicketEnd& operator=(const TicketEnd&) = delete;
+    ~TicketEnd() {
+      std::lock_guard lock(core->mutex_);
+      core->FinishTicket(ticket);
+    }
+  };
   bool DrainedBefore(uint64_t ticket) const;
 
   // erase.cc
@@ -244,6 +269,7 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
   uint64_t ForgetObjects(IndexEntry& entry, std::vector<std::vector<ObjectId>>& by_tier, DoomedJobs& doomed);
   void AwaitDoomed(const DoomedJobs& doomed, std::unique_lock<std::mutex>& lock);
   void CollectSubtree(IndexEntry& entry, std::vector<IndexEntry*>& out);
+  void EraseUnknown(const ChunkKey& key, std::vector<std::vector<ObjectId>>& by_tier) const;
   Status EraseFromTier(size_t tier, std::vector<ObjectId> ids);
 
   const StorageOptions options_;
@@ -256,10 +282,13 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
   std::unique_ptr<BufferPool> pool_;
   std::vector<TierState> tiers_;    // fixed after Open, but for what their comments say
 
+  std::mutex close_mutex_;           // one Close at a time; taken before mutex_
   mutable std::mutex mutex_;
   std::condition_variable drained_;  // a ticket or a write ended
   bool closing_ = false;
   bool closed_ = false;
+  bool tiers_closed_ = false;
+  uint64_t erasures_ = 0;            // calls of Erase and Clear
   ChunkIndex index_;
   absl::flat_hash_map<ChunkKey, RootStateRef, DigestHash> roots_;
   absl::flat_hash_map<uint64_t, std::unique_ptr<RequestState>> requests_;

@@ -36,6 +36,7 @@ ObjectMeta MetaOf(const IndexEntry& entry, const ObjectPresence& object) {
 
 Result<PrepareResult> ManagerCore::Prepare(const ChunkKey& root_key, const TokenView& prompt, TokenRange range,
                                            const PayloadSizes& sizes, std::span<const ObjectPart> asked_parts) {
+  TERRACE_RETURN_IF_ERROR(CheckNotForked());
   TERRACE_RETURN_IF_ERROR(prompt.Validate());
   RootStateRef root;
   {
@@ -172,15 +173,21 @@ void ManagerCore::CompleteTiers(IndexEntry& entry, ObjectPresence& object) {
 }
 
 void ManagerCore::Abandon(const ObjectId& id, uint64_t store_id) {
-  std::lock_guard lock(mutex_);
-  IndexEntry* entry = index_.Find(id.key);
-  ObjectPresence* object = entry != nullptr ? entry->Find(id.part) : nullptr;
-  if (object == nullptr || object->store_id != store_id) return;  // erased meanwhile
-  object->store_id = 0;
-  RemoveIfEmpty(entry);
+  Evictions evictions;
+  {
+    std::lock_guard lock(mutex_);
+    IndexEntry* entry = index_.Find(id.key);
+    ObjectPresence* object = entry != nullptr ? entry->Find(id.part) : nullptr;
+    if (object == nullptr || object->store_id != store_id) return;  // erased meanwhile
+    object->store_id = 0;
+    CascadeUnreachable(id.key, id.part, evictions);  // a child may have been committed before it
+    RemoveIfEmpty(entry);
+  }
+  SendEvictions(std::move(evictions));
 }
 
 void ManagerCore::Commit(std::vector<WritableChunk> chunks) {
+  if (IsForkedChild()) return;
   for (WritableChunk& chunk : chunks) {
     if (!chunk.state() || chunk.state()->core.get() != this) continue;
     std::shared_ptr<WritableChunk::State> state = std::move(chunk.state());
@@ -190,7 +197,8 @@ void ManagerCore::Commit(std::vector<WritableChunk> chunks) {
       state->ticket = next_id_++;
       tickets_.insert(state->ticket);
     }
-    strand_->Post([core = shared_from_this(), state] { core->SealAndPublish(*state); });
+    strand_->Post([core = shared_from_this(), state,
+                   end = std::make_shared<TicketEnd>(shared_from_this(), state->ticket)] { core->SealAndPublish(*state); });
   }
 }
 
@@ -214,8 +222,6 @@ void ManagerCore::SealAndPublish(WritableChunk::State& chunk) {
   chunk.buffer.Reset();
   SendEvictions(std::move(evictions));
   for (size_t t = 0; t < tiers_.size(); ++t) PumpWrites(t);
-  std::lock_guard lock(mutex_);
-  FinishTicket(chunk.ticket);
 }
 
 void ManagerCore::Publish(WritableChunk::State& chunk, Evictions& evictions) {
@@ -231,6 +237,7 @@ void ManagerCore::Publish(WritableChunk::State& chunk, Evictions& evictions) {
   object->payload_bytes = chunk.header.payload_bytes;
   if (!ParentReachable(*entry, chunk.id.part, 0, true)) {
     DropCounter("parent_lost")->Add();
+    CascadeUnreachable(chunk.id.key, chunk.id.part, evictions);
     RemoveIfEmpty(entry);
     return;
   }
@@ -250,6 +257,7 @@ void ManagerCore::Publish(WritableChunk::State& chunk, Evictions& evictions) {
   EnqueueWrites(*entry, *object, chunk.buffer, meta, chunk.ticket);
   if ((object->tiers | object->writing) == 0) {
     DropCounter("no_tier")->Add();
+    CascadeUnreachable(chunk.id.key, chunk.id.part, evictions);
     RemoveIfEmpty(entry);
     return;
   }
@@ -257,6 +265,10 @@ void ManagerCore::Publish(WritableChunk::State& chunk, Evictions& evictions) {
 }
 
 bool ManagerCore::PutInHost(const ObjectId& id, const BufferRef& buffer, const ObjectMeta& meta) {
+  if (buffer.size_bytes() > tiers_[0].backend->capacity_bytes()) {  // no eviction makes it fit
+    tiers_[0].write_failures->Add();
+    return false;
+  }
   while (true) {
     Status status = InternalError("the host tier did not complete inline");
     std::vector<PutOp> ops;
@@ -276,7 +288,12 @@ bool ManagerCore::PutInHost(const ObjectId& id, const BufferRef& buffer, const O
 // --- WritableChunk -----------------------------------------------------------------------------------------------
 
 WritableChunk::State::~State() {
-  if (core && store_id != 0) core->Abandon(id, store_id);
+  if (!core) return;
+  if (core->IsForkedChild()) {
+    new BufferRef(std::move(buffer));  // the parent's; giving it back takes locks that a fork may have left held
+    return;
+  }
+  if (store_id != 0) core->Abandon(id, store_id);
 }
 
 WritableChunk::WritableChunk() = default;

@@ -13,15 +13,19 @@ namespace terrace {
 // Threads: Post from every thread. The strand must be shared_ptr-owned: posted work keeps it alive.
 class Strand : public std::enable_shared_from_this<Strand> {
  public:
-  explicit Strand(Executor* executor) : executor_(executor) {}
-  // The executor outlives all posted work.
+  explicit Strand(std::shared_ptr<Executor> executor) : executor_(std::move(executor)) {}
   void Post(std::function<void()> work);
+  // Lets go of the executor. What is posted from here on is destroyed unrun.
+  void Stop();
+  // After Stop: destroys what the executor left, if it dropped what it was given.
+  void DropQueued();
 
  private:
   void Drain();
+  std::shared_ptr<Executor> executor();
 
-  Executor* const executor_;
-  std::mutex mutex_;  // never held while work runs
+  std::mutex mutex_;  // never held while work runs; guards all below
+  std::shared_ptr<Executor> executor_;
   std::deque<std::function<void()>> queue_;
   bool running_ = false;
 };

@@ -47,6 +47,8 @@ void ManagerCore::PumpWrites(size_t t) {
           job->status = FailedPreconditionError("the chunk before it was lost");
           continue;
         }
+        if (tier.clearing > 0) break;
+        if (tier.erasing.contains(job->id)) continue;
         if (tier.inflight_bytes > 0 && tier.inflight_bytes + JobBytes(*job) > kWriteWindowBytes) break;
         tier.inflight_bytes += JobBytes(*job);
         job->phase = WriteJob::Phase::kInFlight;
@@ -114,16 +116,16 @@ bool ManagerCore::MakeRoom(size_t t, const std::shared_ptr<WriteJob>& job) {
     ++job->evictions_tried;
   }
   // It stays in flight, in its place in the order, until the space is free; then it is queued again.
-  std::vector<ObjectId> ids = std::move(evictions.by_tier[t]);
+  const std::vector<ObjectId> ids = std::move(evictions.by_tier[t]);
   evictions.by_tier[t].clear();
-  tier.backend->Erase(std::move(ids), EraseMode::kEvict, [core = shared_from_this(), t, job](std::span<const Status>) {
+  tier.backend->Erase(ids, EraseMode::kEvict, [core = shared_from_this(), t, job, ids](std::span<const Status>) {
     {
       std::lock_guard lock(core->mutex_);
       core->tiers_[t].inflight_bytes -= JobBytes(*job);
       job->phase = WriteJob::Phase::kQueued;
       core->drained_.notify_all();
     }
-    core->PumpWrites(t);
+    core->EndErases(t, ids);  // and sends what waits, this job among it
   });
   SendEvictions(std::move(evictions));
   return true;
@@ -148,18 +150,19 @@ void ManagerCore::PublishWrites(size_t t, WriteEffects& effects) {
       TouchUpwards(*entry, job->id.part, t);
       EvictSuperseded(*entry, t, evictions);
     } else if (stored) {
-      evictions.by_tier.resize(tiers_.size());
-      evictions.by_tier[t].push_back(job->id);
+      QueueErase(job->id, t, evictions);
       unreachable_->Add();
     } else {
       tier.write_failures->Add();
       if (job->status.code() != StatusCode::kFailedPrecondition) {
         log_->Log(LogLevel::kInfo, tier.name, "a chunk was not kept: " + job->status.ToString());
         // A failure that came after the fact would leave bytes that nobody knows of.
-        evictions.by_tier.resize(tiers_.size());
-        evictions.by_tier[t].push_back(job->id);
+        QueueErase(job->id, t, evictions);
       }
-      if (object->tiers == 0) DropCounter("write_failed")->Add();
+      if ((object->tiers | object->writing) == 0) {
+        DropCounter("write_failed")->Add();
+        CascadeUnreachable(job->id.key, job->id.part, evictions);
+      }
     }
     RemoveIfEmpty(entry);
   }

@@ -81,12 +81,14 @@ Result<Prefix> ReadPrefix(ByteReader& in, FrameHeader& header) {
 }
 
 Status CheckPieces(const FrameHeader& header) {
+  const bool is_plain = header.codec == Codec::kRaw && header.cipher == 0;
   uint64_t raw = 0;
   uint64_t stored = 0;
   for (const Piece& piece : header.pieces) {
     if (piece.raw_offset != raw || piece.stored_offset != stored || piece.raw_bytes == 0) {
       return Bad("pieces leave a gap or overlap");
     }
+    if (is_plain && piece.stored_bytes != piece.raw_bytes) return Bad("a raw piece of another stored length");
     raw += piece.raw_bytes;
     stored += piece.stored_bytes;
   }

@@ -9,6 +9,7 @@ namespace {
 
 constexpr uint8_t kVersion = 1;
 constexpr size_t kSumBytes = 8;
+constexpr uint64_t kMaxFrameBytes = uint64_t{1} << 40;
 
 std::string Sealed(ByteWriter out) {
   out.Write<uint64_t>(XXH3_64bits(out.str().data(), out.size()));
@@ -107,6 +108,9 @@ Result<ObjectRecord> DecodePlace(std::string_view value) {
   meta.parent = in.ReadDigest();
   const auto n = in.Read<uint32_t>();
   if (!in.ok() || in.remaining() != size_t{n} * 24) return DataLossError("place record: malformed");
+  if (meta.frame_bytes % kFrameAlignment != 0 || meta.frame_bytes > kMaxFrameBytes || meta.payload_bytes > kMaxFrameBytes) {
+    return DataLossError("place record: frame length");
+  }
   record.extents.reserve(n);
   uint64_t total = 0;
   for (uint32_t i = 0; i < n; ++i) {
@@ -115,6 +119,7 @@ Result<ObjectRecord> DecodePlace(std::string_view value) {
     in.Read<uint32_t>();
     extent.offset = in.Read<uint64_t>();
     extent.length = in.Read<uint64_t>();
+    if (extent.length > kTierPageBytes + meta.frame_bytes - total) return DataLossError("place record: extent length");
     total += extent.length;
     record.extents.push_back(extent);
   }

@@ -71,7 +71,8 @@ std::vector<float> DecodeStep(llama_context* context, llama_seq_id slot,
   llama_batch_free(batch);
   if (code != 0) return {};
   const float* logits = llama_get_logits_ith(context, -1);
-  return std::vector<float>(logits, logits + kTinyVocabulary);
+  const llama_vocab* const vocabulary = llama_model_get_vocab(llama_get_model(context));
+  return std::vector<float>(logits, logits + llama_vocab_n_tokens(vocabulary));
 }
 
 bool SameBytes(const std::vector<float>& a, const std::vector<float>& b) {

@@ -1,13 +1,24 @@
 # Included where the tests are, if the engine is at hand.
 terrace_test(llamacpp_test
-  SOURCES ${CMAKE_CURRENT_LIST_DIR}/engine_fingerprint_test.cc
+  SOURCES ${CMAKE_CURRENT_LIST_DIR}/damage_test.cc
+          ${CMAKE_CURRENT_LIST_DIR}/engine_fingerprint_test.cc
           ${CMAKE_CURRENT_LIST_DIR}/engine_host.cc
+          ${CMAKE_CURRENT_LIST_DIR}/faulty_store_test.cc
           ${CMAKE_CURRENT_LIST_DIR}/isolation_test.cc
           ${CMAKE_CURRENT_LIST_DIR}/llama_cache_test.cc
           ${CMAKE_CURRENT_LIST_DIR}/model_digest_test.cc
           ${CMAKE_CURRENT_LIST_DIR}/model_matrix_test.cc
           ${CMAKE_CURRENT_LIST_DIR}/new_process_test.cc
           ${CMAKE_CURRENT_LIST_DIR}/scratch_sequence_test.cc
+          ${CMAKE_CURRENT_LIST_DIR}/shaped_store.cc
+          ${CMAKE_CURRENT_LIST_DIR}/smollm2_test.cc
+          ${CMAKE_CURRENT_LIST_DIR}/store_shape_test.cc
+          ${CMAKE_CURRENT_LIST_DIR}/tier_files.cc
           ${CMAKE_CURRENT_LIST_DIR}/tiny_models.cc
+          ${PROJECT_SOURCE_DIR}/tests/support/fault_backend.cc
+          ${PROJECT_SOURCE_DIR}/tests/support/throwing_backend.cc
   LINK terrace_llamacpp_internal llama
   TIMEOUT 900)
+# The real weights are fetched by scripts/setup.sh; without the file the test says so and is skipped.
+set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/smollm2_test.cc PROPERTIES
+  COMPILE_DEFINITIONS TERRACE_MODEL_PATH="${TERRACE_MODEL_PATH}")

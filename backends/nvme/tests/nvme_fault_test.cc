@@ -6,7 +6,7 @@
 #include <cerrno>
 #include <thread>
 
-#include "backends/nvme/nvme_test_store.h"
+#include "backends/nvme/tests/nvme_test_store.h"
 
 namespace terrace {
 namespace {
@@ -197,6 +197,34 @@ TEST_F(NvmeFaultTest, ACancelledPutIsAbsentAndGivesItsPlaceBackLater) {
   EXPECT_EQ(store_.GetCode(object), StatusCode::kNotFound);
   EXPECT_TRUE(store_.Put(object).ok());
   store_.ExpectHas(object);
+}
+
+// More than the device may have in flight: the second has not begun when it is given up.
+TEST_F(NvmeFaultTest, APutThatStillWaitsIsGivenUpAtOnce) {
+  const TestObject first = MakeNvmeObject(1, 20 * kMiB);
+  const TestObject second = MakeNvmeObject(2, kMiB);
+  const TestObject third = MakeNvmeObject(3, kMiB);
+  Hold(IoDirection::kWrite);
+  Answers<Status> put = StartPut(first);
+  WaitFor([&] { return faults_->num_held() > 0; });
+  auto flag = std::make_shared<std::atomic<bool>>(false);
+  Answers<Status> cancelled = StartPut(second, kNoDeadline, flag);
+  Answers<Status> late = StartPut(third, Clock::Real()->Now() + std::chrono::milliseconds(20));
+  flag->store(true);
+  EXPECT_EQ(cancelled.Wait()[0].code(), StatusCode::kCancelled);
+  EXPECT_EQ(late.Wait()[0].code(), StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(second.frame.use_count(), 1u) << "no device has it";
+  EXPECT_EQ(third.frame.use_count(), 1u);
+  EXPECT_EQ(store_.backend().used_bytes(), 20 * kMiB + kTierPageBytes);
+  EXPECT_EQ(store_.Metric("terrace_nvme_orphaned_buffers"), 0);
+  // Close gives the rest up, too.
+  Answers<Status> closed = StartPut(second);
+  const Status status = store_.backend().Close(Clock::Real()->Now() + std::chrono::milliseconds(20));
+  EXPECT_EQ(status.code(), StatusCode::kDeadlineExceeded) << status.ToString();
+  EXPECT_EQ(put.Wait()[0].code(), StatusCode::kCancelled);
+  EXPECT_EQ(closed.Wait()[0].code(), StatusCode::kCancelled);
+  faults_->Release();
+  EXPECT_TRUE(store_.backend().Close().ok());
 }
 
 TEST_F(NvmeFaultTest, EraseWaitsForThePutInFlight) {

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <fstream>
 
-#include "backends/nvme/nvme_test_store.h"
+#include "backends/nvme/tests/nvme_test_store.h"
 #include "backends/nvme/superblock.h"
 #include "backends/nvme/tier_directory.h"
 

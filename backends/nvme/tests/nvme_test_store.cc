@@ -1,4 +1,4 @@
-#include "backends/nvme/nvme_test_store.h"
+#include "backends/nvme/tests/nvme_test_store.h"
 
 #include <sys/stat.h>
 

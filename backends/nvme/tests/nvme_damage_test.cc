@@ -7,7 +7,7 @@
 
 #include "backends/nvme/file_descriptor.h"
 #include "backends/nvme/manifest.h"
-#include "backends/nvme/nvme_test_store.h"
+#include "backends/nvme/tests/nvme_test_store.h"
 #include "backends/nvme/superblock.h"
 #include "lib/wire/frame.h"
 #include "lib/wire/tier_page.h"

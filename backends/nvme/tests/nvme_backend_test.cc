@@ -10,7 +10,7 @@
 
 #include "backends/nvme/manifest.h"
 #include "backends/nvme/nvme_core.h"
-#include "backends/nvme/nvme_test_store.h"
+#include "backends/nvme/tests/nvme_test_store.h"
 
 namespace terrace {
 namespace {
@@ -187,7 +187,9 @@ TEST(NvmeBackendChild, DISABLED_WritesUntilItIsKilled) {
       put = store.Put(MakeNvmeObject(seed, ChildBytes(seed)));
     }
     if (put.ok()) report('p', seed);
-    if (put.code() == StatusCode::kResourceExhausted) ASSERT_TRUE(store.Clear().ok());
+    if (put.code() == StatusCode::kResourceExhausted) {
+      ASSERT_TRUE(store.Clear().ok());
+    }
   }
 }
 
