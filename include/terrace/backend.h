@@ -15,8 +15,9 @@
 // (kDeadlineExceeded, kCancelled) while the backend keeps its reference until the device is done: the
 // buffer is orphaned, not reused. A destination whose Get did not succeed holds no defined bytes.
 //
-// Order: Erase of an object whose Put is in flight takes effect after it, Clear after every Put in flight, Flush covers
-// every Put called before. An object is visible (Get, Borrow, Scan) once its Put succeeded, not before.
+// Order: Erase of an object whose Put is in flight takes effect after it, Clear after every Put in flight,
+// Flush covers every Put called before. An object is visible (Get, Borrow, Scan) once its Put succeeded, not
+// before.
 //
 // A backend outside this tree needs include/terrace/ only. tests/conformance/ runs on it.
 #pragma once
@@ -42,10 +43,10 @@
 namespace terrace {
 
 struct Capabilities {
-  bool supports_borrow = false;    // Borrow hands out the published buffer itself
-  bool supports_match = false;     // answers prefix queries for itself (a remote store)
-  bool completes_inline = false;   // completions run before the call returns
-  bool is_durable = false;         // objects outlive the process; Scan finds them after a reopen
+  bool supports_borrow = false;   // Borrow hands out the published buffer itself
+  bool supports_match = false;    // answers prefix queries for itself (a remote store)
+  bool completes_inline = false;  // completions run before the call returns
+  bool is_durable = false;        // objects outlive the process; Scan finds them after a reopen
   bool supports_expiry = false;
 };
 
@@ -65,21 +66,22 @@ struct GetOp {
   std::vector<FrameRange> ranges;  // empty: the whole frame, to the same offsets of dst.frame()
   BufferRef dst;                   // nobody else reads or writes it until `done`
   TimePoint deadline = kNoDeadline;
-  CancelFlag cancel;               // may be null
+  CancelFlag cancel;  // may be null
   // Bytes [offset, offset + n) of dst.frame() are in place, while the rest is in flight. Called on a
-  // backend thread before `done`, in any order, each byte at most once, one call of an operation at a time; may be null.
+  // backend thread before `done`, in any order, each byte at most once, one call of an operation at a time;
+  // may be null.
   std::function<void(uint64_t offset, uint64_t n)> on_bytes;
 };
 
 struct GetResult {
-  Status status;              // kNotFound: a miss
-  uint64_t frame_bytes = 0;   // of the object, when found
+  Status status;             // kNotFound: a miss
+  uint64_t frame_bytes = 0;  // of the object, when found
 };
 using GetDone = std::function<void(std::span<const GetResult>)>;
 
 struct PutOp {
   ObjectId id;
-  BufferRef frame;            // frame bytes [0, meta.frame_bytes) are final
+  BufferRef frame;  // frame bytes [0, meta.frame_bytes) are final
   ObjectMeta meta;
   TimePoint deadline = kNoDeadline;
   CancelFlag cancel;
@@ -109,11 +111,11 @@ struct ScanPage {
 // caller's local match.
 struct PrefixQuery {
   ChunkKey root;
-  ChunkKey parent;                  // of the first chunk asked for
+  ChunkKey parent;  // of the first chunk asked for
   uint64_t first_token = 0;
   uint32_t tokens_per_chunk = 0;
-  std::vector<ChunkKey> keys;       // of the full chunks
-  ChunkContent content;             // tokens and items from first_token on
+  std::vector<ChunkKey> keys;  // of the full chunks
+  ChunkContent content;        // tokens and items from first_token on
   std::vector<ObjectPart> parts;
   TimePoint deadline = kNoDeadline;
   Duration lease{};
@@ -211,7 +213,7 @@ class TERRACE_API Backend {
   virtual Status DoClose(TimePoint deadline) = 0;
 
  private:
-  struct Measures;  // the metrics of the public calls, made by Attach
+  struct Measures;       // the metrics of the public calls, made by Attach
   Status Ready() const;  // attached and not closed
 
   const std::string name_;

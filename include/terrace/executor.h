@@ -21,10 +21,10 @@ class TERRACE_API Executor {
 };
 
 struct ThreadPoolOptions {
-  int num_threads = 1;                 // 1..256
-  std::string name = "terrace";        // thread names: name/0, name/1, ... (cut to 15 characters)
-  std::vector<int> cpu_set;            // empty = inherited
-  int nice_value = 0;                  // added to the creator's; a refusal is ignored
+  int num_threads = 1;           // 1..256
+  std::string name = "terrace";  // thread names: name/0, name/1, ... (cut to 15 characters)
+  std::vector<int> cpu_set;      // empty = inherited
+  int nice_value = 0;            // added to the creator's; a refusal is ignored
   Status Validate() const;
 };
 

@@ -14,7 +14,8 @@
 //   6 cut                 u8
 //   7 groups              u32 n | n x { u8 rule | u32 window_tokens }
 //   8 layers              u32 n | n x { u16 group | u16 n_planes |
-//                           n_planes x { u8 kind | u8 dtype | u32 heads | u32 head_dim | u32 bytes_per_token } }
+//                           n_planes x { u8 kind | u8 dtype | u32 heads | u32 head_dim | u32 bytes_per_token
+//                           } }
 //   9 engine_extras       bytes
 //  10 shards              u32 n | n x { u32 tensor_rank | u32 tensor_size | u32 layer_begin | u32 layer_end }
 //                         (left out of the root: a chunk's key does not know how a rank cuts it)
@@ -49,11 +50,24 @@ enum class Cut : uint8_t {
 };
 
 enum class DType : uint8_t {
-  kF32 = 1, kF16 = 2, kBF16 = 3, kF8E4M3 = 4, kF8E5M2 = 5, kI8 = 6, kU8 = 7, kI4 = 8, kPacked = 9,
+  kF32 = 1,
+  kF16 = 2,
+  kBF16 = 3,
+  kF8E4M3 = 4,
+  kF8E5M2 = 5,
+  kI8 = 6,
+  kU8 = 7,
+  kI4 = 8,
+  kPacked = 9,
 };
 
 enum class PlaneKind : uint8_t {
-  kK = 1, kV = 2, kLatent = 3, kKScale = 4, kVScale = 5, kRaw = 6,
+  kK = 1,
+  kV = 2,
+  kLatent = 3,
+  kKScale = 4,
+  kVScale = 5,
+  kRaw = 6,
 };
 
 struct PlaneSpec {
@@ -96,22 +110,26 @@ struct ShardSpec {
 inline constexpr uint32_t kMaxTokensPerChunk = 4096;
 
 struct TERRACE_API KvSpec {
-  std::string model_id;        // e.g. hex SHA-256 of the weights; not empty
+  std::string model_id;  // e.g. hex SHA-256 of the weights; not empty
   std::string model_revision;
   PayloadForm payload_form = PayloadForm::kOpaque;
   uint32_t payload_version = 1;
   uint32_t tokens_per_chunk = 256;  // 1..4,096
   Cut cut = Cut::kNone;
   std::vector<GroupSpec> groups = {GroupSpec{}};
-  std::vector<LayerSpec> layers;    // required for canonical payloads, may be empty for opaque ones
-  std::vector<ShardSpec> shards;    // empty = one shard that holds everything
-  std::string engine_extras;        // bytes; for opaque payloads all that changes them
+  std::vector<LayerSpec> layers;  // required for canonical payloads, may be empty for opaque ones
+  std::vector<ShardSpec> shards;  // empty = one shard that holds everything
+  std::string engine_extras;      // bytes; for opaque payloads all that changes them
 
   friend bool operator==(const KvSpec&, const KvSpec&) = default;
 
   // kInvalidArgument naming field, value and what is allowed.
   Status Validate() const;
   uint32_t num_shards() const { return shards.empty() ? 1 : static_cast<uint32_t>(shards.size()); }
+  // Tells divisions into shards apart: 0 without shards, else the first 32 bits of SHA-256 over field 10 (0
+  // taken as 1). Keys and roots do not know the division, so frames and records name it: shard 0 of two ranks
+  // is never taken for shard 0 of four.
+  uint32_t DivisionTag() const;
   // Bytes of one token of one layer in this part; 0 where the part does not hold the layer.
   uint64_t LayerBytesPerToken(uint32_t layer, ObjectPart part) const;
   // Bytes of a canonical payload of `num_tokens` tokens. 0 for opaque specs.
@@ -134,9 +152,9 @@ struct Adapter {
 // salt itself.
 struct RootRecord {
   ChunkKey root;
-  std::string spec;                 // KvSpec::SerializeIdentity()
-  std::string adapters;             // canonical form, see ComputeRoot
-  Digest salt_sha256{};             // all zero without a salt
+  std::string spec;      // KvSpec::SerializeIdentity()
+  std::string adapters;  // canonical form, see ComputeRoot
+  Digest salt_sha256{};  // all zero without a salt
   friend bool operator==(const RootRecord&, const RootRecord&) = default;
 };
 

@@ -12,11 +12,11 @@
 namespace terrace {
 
 struct NvmeOptions {
-  std::string directory;                         // made with mode 0700 if absent
-  uint64_t capacity_bytes = 0;                   // segments + manifest; 0 = nothing fits (valid)
-  uint64_t segment_bytes = uint64_t{1} << 30;    // multiple of 1 MiB, 16 MiB..64 GiB
-  uint64_t request_bytes = uint64_t{2} << 20;    // one I/O request, 1..4 MiB, multiple of 4,096
-  uint64_t inflight_bytes = uint64_t{8} << 20;   // per direction, >= request_bytes
+  std::string directory;                        // made with mode 0700 if absent
+  uint64_t capacity_bytes = 0;                  // segments + manifest; 0 = nothing fits (valid)
+  uint64_t segment_bytes = uint64_t{1} << 30;   // multiple of 1 MiB, 16 MiB..64 GiB
+  uint64_t request_bytes = uint64_t{2} << 20;   // one I/O request, 1..4 MiB, multiple of 4,096
+  uint64_t inflight_bytes = uint64_t{8} << 20;  // per direction, >= request_bytes
   Status Validate() const;
 };
 

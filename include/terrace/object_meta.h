@@ -17,15 +17,16 @@ enum class Codec : uint8_t {
 struct ObjectMeta {
   ChunkKey root;
   ChunkKey parent;
-  uint64_t first_token = 0;       // position of the chunk's first token in the prompt
-  ChunkContentRef content;        // tokens and items; may be null where a backend does not keep them
-  uint64_t frame_bytes = 0;       // header + payload, multiple of 4,096; without the tier page
-  uint64_t payload_bytes = 0;     // decoded
+  uint64_t first_token = 0;    // position of the chunk's first token in the prompt
+  ChunkContentRef content;     // tokens and items; may be null where a backend does not keep them
+  uint64_t frame_bytes = 0;    // header + payload, multiple of 4,096; without the tier page
+  uint64_t payload_bytes = 0;  // decoded
   Codec codec = Codec::kRaw;
-  uint32_t flags = 0;
+  uint16_t flags = 0;
+  uint32_t division = 0;  // KvSpec::DivisionTag: how the model was cut into shards
   int32_t priority = 0;
-  WallTime expiry{};              // epoch = never
-  uint64_t generation = 0;        // given by a disk backend, 0 elsewhere
+  WallTime expiry{};        // epoch = never
+  uint64_t generation = 0;  // given by a disk backend, 0 elsewhere
 };
 
 }  // namespace terrace

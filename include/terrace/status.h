@@ -19,9 +19,9 @@ enum class StatusCode : int {
   kOk = 0,
   kCancelled = 1,
   kUnknown = 2,
-  kInvalidArgument = 3,    // bad option or spec: field, value and what is allowed
+  kInvalidArgument = 3,  // bad option or spec: field, value and what is allowed
   kDeadlineExceeded = 4,
-  kNotFound = 5,           // absent; where absence is normal it is not reported as an error
+  kNotFound = 5,  // absent; where absence is normal it is not reported as an error
   kAlreadyExists = 6,
   kPermissionDenied = 7,
   kResourceExhausted = 8,  // pool empty, queue full, quota reached: skip caching, go on
@@ -30,8 +30,8 @@ enum class StatusCode : int {
   kOutOfRange = 11,
   kUnimplemented = 12,
   kInternal = 13,
-  kUnavailable = 14,       // device or peer failing for now
-  kDataLoss = 15,          // magic, version, length, checksum or identity wrong
+  kUnavailable = 14,  // device or peer failing for now
+  kDataLoss = 15,     // magic, version, length, checksum or identity wrong
   kUnauthenticated = 16,
 };
 
@@ -82,16 +82,25 @@ TERRACE_API Status DataLossError(std::string message);
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}              // NOLINT: converts on purpose
-  Result(Status status) : status_(std::move(status)) {       // NOLINT: converts on purpose
+  Result(T value) : value_(std::move(value)) {}         // NOLINT: converts on purpose
+  Result(Status status) : status_(std::move(status)) {  // NOLINT: converts on purpose
     if (status_.ok()) DieOfBadResult(Status(StatusCode::kInternal, "Result made from OK"));
   }
 
   bool ok() const { return value_.has_value(); }
   const Status& status() const { return status_; }
-  T& value() & { Check(); return *value_; }
-  const T& value() const& { Check(); return *value_; }
-  T&& value() && { Check(); return std::move(*value_); }
+  T& value() & {
+    Check();
+    return *value_;
+  }
+  const T& value() const& {
+    Check();
+    return *value_;
+  }
+  T&& value() && {
+    Check();
+    return std::move(*value_);
+  }
   T& operator*() & { return value(); }
   const T& operator*() const& { return value(); }
   T&& operator*() && { return std::move(*this).value(); }

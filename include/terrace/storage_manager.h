@@ -42,19 +42,19 @@ struct StorageOptions {
   // Pinned or locked host memory, allocated and populated once by Open, shared by the host tier and by
   // what is in flight. 0 is valid: nothing is cached. Rounded down to 64 KiB units.
   uint64_t pool_bytes = uint64_t{1} << 30;
-  bool huge_pages = true;                       // ask for transparent huge pages; a refusal is a warning
+  bool huge_pages = true;  // ask for transparent huge pages; a refusal is a warning
   Duration lease_time = std::chrono::seconds(30);
   // Host bytes that leases may protect, as a share of the pool; above it a lookup is a hint.
-  double lease_budget = 0.5;                    // 0..1
+  double lease_budget = 0.5;  // 0..1
   // How long one read or write of a chunk may take before the caller is told to recompute or drop it.
   Duration io_deadline = std::chrono::seconds(10);
   // Bytes of a load that may be resident at once, unreleased LeasedChunks included; 0 = half the pool.
   uint64_t load_window_bytes = 0;
-  ThreadPoolOptions threads;                    // used when `executor` is null
+  ThreadPoolOptions threads;  // used when `executor` is null
   std::shared_ptr<Executor> executor;
-  std::shared_ptr<MetricRegistry> metrics;      // null = one of its own
-  std::shared_ptr<LogSink> log;                 // null = warnings on standard error
-  Clock* clock = nullptr;                       // null = Clock::Real()
+  std::shared_ptr<MetricRegistry> metrics;  // null = one of its own
+  std::shared_ptr<LogSink> log;             // null = warnings on standard error
+  Clock* clock = nullptr;                   // null = Clock::Real()
   Status Validate() const;
 };
 
@@ -133,8 +133,8 @@ struct LoadReport {
   uint64_t loaded_tokens = 0;   // whole and right from the begin of the load's range to here
   uint64_t recompute_from = 0;  // the token from which the engine must compute
   uint64_t loaded_objects = 0;
-  uint64_t loaded_bytes = 0;    // of payload
-  Status status;                // why it ended early; OK when everything was loaded
+  uint64_t loaded_bytes = 0;  // of payload
+  Status status;              // why it ended early; OK when everything was loaded
 };
 
 class TERRACE_API LoadHandle {
@@ -184,8 +184,8 @@ class TERRACE_API WritableChunk {
 struct PreparedChunk {
   ObjectId id;
   TokenRange tokens;
-  bool present = false;                  // stored, or being stored: nothing to do
-  std::optional<WritableChunk> writable; // else: fill and commit
+  bool present = false;                   // stored, or being stored: nothing to do
+  std::optional<WritableChunk> writable;  // else: fill and commit
 };
 
 struct PrepareResult {
@@ -204,7 +204,7 @@ struct TierStats {
   uint64_t objects = 0;
   uint64_t used_bytes = 0;
   uint64_t capacity_bytes = 0;
-  uint64_t hits = 0;            // objects loaded from here
+  uint64_t hits = 0;  // objects loaded from here
   uint64_t evictions = 0;
 };
 
@@ -214,10 +214,10 @@ struct ManagerStats {
   uint64_t pool_used_bytes = 0;
   uint64_t index_entries = 0;
   uint64_t lookups = 0;
-  uint64_t stored_objects = 0;        // published by Commit
-  uint64_t dropped_objects = 0;       // committed or written behind, but lost to a fault or to no room
-  uint64_t corrupt_objects = 0;       // found wrong on the way up, dropped, answered as a miss
-  uint64_t pending_writes = 0;        // write-behind not yet done
+  uint64_t stored_objects = 0;   // published by Commit
+  uint64_t dropped_objects = 0;  // committed or written behind, but lost to a fault or to no room
+  uint64_t corrupt_objects = 0;  // found wrong on the way up, dropped, answered as a miss
+  uint64_t pending_writes = 0;   // write-behind not yet done
   uint64_t active_leases = 0;
 };
 
@@ -229,14 +229,15 @@ class TERRACE_API StorageManager {
   ~StorageManager();  // closes, if Close was not called
 
   // The root of a model with adapters under a salt; remembered here and in durable tiers.
-  Result<ChunkKey> Root(const KvSpec& spec, std::span<const Adapter> adapters = {}, std::string_view salt = {});
+  Result<ChunkKey> Root(const KvSpec& spec, std::span<const Adapter> adapters = {},
+                        std::string_view salt = {});
 
   // The longest prefix of `prompt` that is stored. Never blocks, touches no disk. A miss is a lease over 0
   // tokens. kNotFound: a root that Root never made here; kInvalidArgument: a bad view or part.
   Result<Lease> Lookup(const ChunkKey& root, const TokenView& prompt, const LookupOptions& options = {});
 
-  // Loads tokens [range.begin, range.end) of the lease's match. `begin` is a chunk boundary. What is no longer
-  // there ends the load early. A failed Load is a handle whose report says why.
+  // Loads tokens [range.begin, range.end) of the lease's match. `begin` is a chunk boundary. What is no
+  // longer there ends the load early. A failed Load is a handle whose report says why.
   LoadHandle Load(const Lease& lease, TokenRange range, const LoadSink& sink = {},
                   LoadOrder order = LoadOrder::kChunkMajor);
 

@@ -31,8 +31,8 @@ struct TokenView {
   std::span<const Item> items;  // positions strictly increasing, below tokens.size()
 
   TokenView() = default;
-  TokenView(std::span<const Token> t) : tokens(t) {}  // NOLINT: a prompt without items
-  TokenView(const std::vector<Token>& t) : tokens(t) {}      // NOLINT: the same
+  TokenView(std::span<const Token> t) : tokens(t) {}     // NOLINT: a prompt without items
+  TokenView(const std::vector<Token>& t) : tokens(t) {}  // NOLINT: the same
   TokenView(std::span<const Token> t, std::span<const Item> i) : tokens(t), items(i) {}
 
   // kInvalidArgument with the first position or length that is wrong.

@@ -6,7 +6,8 @@
 namespace terrace {
 
 void SealRawPieces(Bytes payload, std::vector<Piece>& pieces) {
-  for (Piece& piece : pieces) piece.hash = HashBytes(payload.subspan(piece.stored_offset, piece.stored_bytes));
+  for (Piece& piece : pieces)
+    piece.hash = HashBytes(payload.subspan(piece.stored_offset, piece.stored_bytes));
 }
 
 void PieceVerifier::MarkPresent(uint64_t offset, uint64_t n) {
@@ -41,7 +42,8 @@ void PieceVerifier::VerifyReady() {
     const uint64_t begin = header.header_bytes + piece.stored_offset;
     if (begin + piece.stored_bytes > contiguous_) return;
     if (HashBytes(frame_.subspan(begin, piece.stored_bytes)) != piece.hash) {
-      piece_status_ = DataLossError("piece " + std::to_string(next_piece_) + " of the frame: checksum is wrong");
+      piece_status_ =
+          DataLossError("piece " + std::to_string(next_piece_) + " of the frame: checksum is wrong");
       return;
     }
   }

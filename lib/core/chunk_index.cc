@@ -41,10 +41,12 @@ IndexEntry* ChunkIndex::Find(const ChunkKey& key) {
   return it == entries_.end() ? nullptr : it->second.get();
 }
 
-const IndexEntry* ChunkIndex::Find(const ChunkKey& key) const { return const_cast<ChunkIndex*>(this)->Find(key); }
+const IndexEntry* ChunkIndex::Find(const ChunkKey& key) const {
+  return const_cast<ChunkIndex*>(this)->Find(key);
+}
 
-IndexEntry& ChunkIndex::Add(const ChunkKey& key, const ChunkKey& parent, const ChunkKey& root, uint64_t first_token,
-                            ChunkContentRef content) {
+IndexEntry& ChunkIndex::Add(const ChunkKey& key, const ChunkKey& parent, const ChunkKey& root,
+                            uint64_t first_token, ChunkContentRef content) {
   std::unique_ptr<IndexEntry>& slot = entries_[key];
   if (slot) return *slot;
   TERRACE_CHECK(content != nullptr);
@@ -91,7 +93,8 @@ std::vector<IndexEntry*> ChunkIndex::Children(const ChunkKey& parent) const {
 
 bool ChunkIndex::AnyChild(const ChunkKey& parent, const Usable& usable) const {
   const ChildSet* set = ChildrenOf(parent);
-  return set != nullptr && std::any_of(set->begin(), set->end(), [&](const IndexEntry* e) { return usable(*e); });
+  return set != nullptr &&
+         std::any_of(set->begin(), set->end(), [&](const IndexEntry* e) { return usable(*e); });
 }
 
 ChunkIndex::Match ChunkIndex::LongestCommonPrefix(const ChunkKey& parent, const ChunkContent& query,
@@ -117,8 +120,9 @@ void ChunkIndex::VisitPrefixes(const ChunkKey& parent, const ChunkContent& query
                                const std::function<bool(IndexEntry*)>& visit) const {
   const ChildSet* set = ChildrenOf(parent);
   if (set == nullptr) return;
-  // A prefix of the query sorts at or before it. The largest member at or before the query either is a prefix, or shares
-  // m tokens with it: then any prefix is at most m long, and the search goes on below the query's first m tokens.
+  // A prefix of the query sorts at or before it. The largest member at or before the query either is a
+  // prefix, or shares m tokens with it: then any prefix is at most m long, and the search goes on below the
+  // query's first m tokens.
   ChunkContent bound = query;
   while (true) {
     auto it = set->upper_bound(bound);
@@ -144,7 +148,8 @@ ChunkIndex::Match ChunkIndex::LongestWholePrefix(const ChunkKey& parent, const C
   return best;
 }
 
-std::vector<IndexEntry*> ChunkIndex::StrictPrefixes(const ChunkKey& parent, const ChunkContent& content) const {
+std::vector<IndexEntry*> ChunkIndex::StrictPrefixes(const ChunkKey& parent,
+                                                    const ChunkContent& content) const {
   std::vector<IndexEntry*> out;
   VisitPrefixes(parent, content, [&](IndexEntry* entry) {
     if (entry->content->tokens.size() < content.tokens.size()) out.push_back(entry);

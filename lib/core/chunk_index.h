@@ -1,5 +1,5 @@
-// ChunkIndex: which chunks are known, which of their objects lie in which tier, and the longest token-exact match of a
-// prompt among the children of a key. One entry per key.
+// ChunkIndex: which chunks are known, which of their objects lie in which tier, and the longest token-exact
+// match of a prompt among the children of a key. One entry per key.
 //
 // Not thread safe: its owner (ManagerCore) locks. Entries are stable in memory until Remove.
 #pragma once
@@ -23,9 +23,10 @@ inline constexpr size_t kMaxTiers = 8;
 // One object of a chunk. Exists while it lies in a tier or is being stored.
 struct ObjectPresence {
   ObjectPart part;
-  TierMask tiers = 0;          // visible there
-  TierMask writing = 0;        // write-behind to there is queued or in flight
-  uint64_t store_id = 0;       // not 0: prepared or committed, not yet published, by this store
+  TierMask tiers = 0;     // visible there
+  TierMask writing = 0;   // write-behind to there is queued or in flight
+  uint32_t division = 0;  // KvSpec::DivisionTag of whoever stored it
+  uint64_t store_id = 0;  // not 0: prepared or committed, not yet published, by this store
   uint64_t frame_bytes = 0;
   uint64_t payload_bytes = 0;
 };
@@ -35,10 +36,11 @@ struct IndexEntry {
   ChunkKey parent;
   ChunkKey root;
   uint64_t first_token = 0;
-  ChunkContentRef content;                        // never null
-  absl::InlinedVector<ObjectPresence, 1> objects; // in order of part
-  uint32_t leases = 0;                            // leases that name it: the entry stays, lower tiers keep it
-  uint32_t host_leases = 0;                       // of those, the ones that protect it in the host tier
+  ChunkContentRef content;                         // never null
+  absl::InlinedVector<ObjectPresence, 1> objects;  // in order of part
+  uint32_t leases = 0;                             // leases that name it: the entry stays
+  uint32_t host_leases = 0;                        // of those, the ones that protect it in the host tier
+  uint32_t lower_leases = 0;                       // of those, the ones that protect it in the tiers below
 
   ObjectPresence* Find(ObjectPart part);
   const ObjectPresence* Find(ObjectPart part) const { return const_cast<IndexEntry*>(this)->Find(part); }
@@ -71,8 +73,8 @@ class ChunkIndex {
     IndexEntry* entry = nullptr;
     uint32_t tokens = 0;
   };
-  // The usable child with the longest common prefix with `query`. O(log n) from the query's two neighbours, plus one
-  // step for each unusable entry that stands between (at most kMaxSkips each way).
+  // The usable child with the longest common prefix with `query`. O(log n) from the query's two neighbours,
+  // plus one step for each unusable entry that stands between (at most kMaxSkips each way).
   Match LongestCommonPrefix(const ChunkKey& parent, const ChunkContent& query, const Usable& usable) const;
   // The longest usable child that is itself a whole prefix of `query` (equal included).
   Match LongestWholePrefix(const ChunkKey& parent, const ChunkContent& query, const Usable& usable) const;
@@ -87,8 +89,12 @@ class ChunkIndex {
     bool operator()(const IndexEntry* a, const IndexEntry* b) const {
       return CompareContent(*a->content, *b->content) < 0;
     }
-    bool operator()(const IndexEntry* a, const ChunkContent& b) const { return CompareContent(*a->content, b) < 0; }
-    bool operator()(const ChunkContent& a, const IndexEntry* b) const { return CompareContent(a, *b->content) < 0; }
+    bool operator()(const IndexEntry* a, const ChunkContent& b) const {
+      return CompareContent(*a->content, b) < 0;
+    }
+    bool operator()(const ChunkContent& a, const IndexEntry* b) const {
+      return CompareContent(a, *b->content) < 0;
+    }
   };
   // Two children of one parent never have equal content: they would have equal keys.
   using ChildSet = std::set<IndexEntry*, ContentLess>;

@@ -15,7 +15,8 @@ class LruPolicy : public EvictionPolicy {
   }
 
   void Touch(const ObjectId& id) override {
-    if (const auto it = places_.find(id); it != places_.end()) order_.splice(order_.end(), order_, it->second);
+    if (const auto it = places_.find(id); it != places_.end())
+      order_.splice(order_.end(), order_, it->second);
   }
 
   void Remove(const ObjectId& id) override {

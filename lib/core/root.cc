@@ -15,7 +15,8 @@ constexpr std::string_view kRootTag("terrace-root-1\0", 15);
 Result<std::string> CanonicalAdapters(std::span<const Adapter> adapters) {
   std::vector<std::pair<Digest, uint32_t>> active;
   for (const Adapter& adapter : adapters) {
-    if (!std::isfinite(adapter.scale)) return InvalidArgumentError("adapter scale is not finite; allowed: any finite number");
+    if (!std::isfinite(adapter.scale))
+      return InvalidArgumentError("adapter scale is not finite; allowed: any finite number");
     if (adapter.scale == 0.0f) continue;  // -0 too
     active.emplace_back(adapter.content, std::bit_cast<uint32_t>(adapter.scale));
   }

@@ -1,5 +1,5 @@
-// SHA-256 over several parts, by OpenSSL's EVP with the method fetched once per process (fetching costs more than
-// hashing a chunk). Not thread safe; one object per thread of work.
+// SHA-256 over several parts, by OpenSSL's EVP with the method fetched once per process (fetching costs more
+// than hashing a chunk). Not thread safe; one object per thread of work.
 #pragma once
 
 #include <cstddef>

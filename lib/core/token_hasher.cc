@@ -1,9 +1,9 @@
 #include "terrace/token_hasher.h"
 
+#include <openssl/evp.h>
+
 #include <algorithm>
 #include <string>
-
-#include <openssl/evp.h>
 
 #include "lib/base/check.h"
 #include "lib/core/sha256.h"
@@ -73,7 +73,8 @@ struct TokenHasher::State {
   }
 };
 
-TokenHasher::TokenHasher(const ChunkKey& root, uint32_t tokens_per_chunk) : state_(std::make_unique<State>()) {
+TokenHasher::TokenHasher(const ChunkKey& root, uint32_t tokens_per_chunk)
+    : state_(std::make_unique<State>()) {
   TERRACE_CHECK(tokens_per_chunk >= 1 && tokens_per_chunk <= kMaxTokensPerChunk);
   state_->tokens_per_chunk = tokens_per_chunk;
   state_->parent = root;

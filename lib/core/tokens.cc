@@ -12,7 +12,8 @@ int CompareBytes(const std::vector<std::byte>& a, const std::vector<std::byte>& 
   return order < 0 ? -1 : order > 0 ? 1 : 0;
 }
 
-// The first position at which the item lists differ within [0, limit); `limit` where they do not. `sign`: a against b there.
+// The first position at which the item lists differ within [0, limit); `limit` where they do not. `sign`: a
+// against b there.
 uint64_t FirstItemDifference(const ChunkContent& a, const ChunkContent& b, uint64_t limit, int& sign) {
   size_t i = 0;
   for (;; ++i) {
@@ -33,8 +34,9 @@ uint64_t FirstItemDifference(const ChunkContent& a, const ChunkContent& b, uint6
 
 uint64_t CommonTokens(const ChunkContent& a, const ChunkContent& b) {
   const size_t n = std::min(a.tokens.size(), b.tokens.size());
-  return static_cast<uint64_t>(std::mismatch(a.tokens.begin(), a.tokens.begin() + static_cast<ptrdiff_t>(n), b.tokens.begin())
-                                   .first - a.tokens.begin());
+  return static_cast<uint64_t>(
+      std::mismatch(a.tokens.begin(), a.tokens.begin() + static_cast<ptrdiff_t>(n), b.tokens.begin()).first -
+      a.tokens.begin());
 }
 
 }  // namespace
@@ -60,8 +62,9 @@ ChunkContent SliceContent(const TokenView& view, TokenRange range) {
   ChunkContent content;
   const auto part = view.tokens.subspan(range.begin, range.end - range.begin);
   content.tokens.assign(part.begin(), part.end());
-  const auto first = std::lower_bound(view.items.begin(), view.items.end(), range.begin,
-                                      [](const Item& item, uint64_t position) { return item.position < position; });
+  const auto first =
+      std::lower_bound(view.items.begin(), view.items.end(), range.begin,
+                       [](const Item& item, uint64_t position) { return item.position < position; });
   for (auto it = first; it != view.items.end() && it->position < range.end; ++it) {
     content.items.push_back({it->position - range.begin, it->bytes});
   }

@@ -22,8 +22,8 @@ constexpr size_t kHugePageBytes = size_t{2} << 20;
 
 }  // namespace
 
-// Free runs in two orders: by start (to join neighbours) and by length (to find the best fit). Both always hold the
-// same runs, no two of which touch; units handed out + free units = all units.
+// Free runs in two orders: by start (to join neighbours) and by length (to find the best fit). Both always
+// hold the same runs, no two of which touch; units handed out + free units = all units.
 struct BufferPool::Arena {
   std::byte* base = nullptr;
   size_t mapped_bytes = 0;
@@ -118,13 +118,16 @@ Result<std::unique_ptr<BufferPool>> BufferPool::Create(const BufferPoolOptions& 
   if (arena->units > 0) {
     const size_t bytes = arena->units * kPoolUnitBytes;
     arena->mapped_bytes = bytes + kHugePageBytes;
-    void* mapping = mmap(nullptr, arena->mapped_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void* mapping =
+        mmap(nullptr, arena->mapped_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (mapping == MAP_FAILED) {
-      return ResourceExhaustedError("the pool's " + std::to_string(bytes) + " bytes cannot be mapped: " + std::strerror(errno));
+      return ResourceExhaustedError("the pool's " + std::to_string(bytes) +
+                                    " bytes cannot be mapped: " + std::strerror(errno));
     }
     arena->mapping = mapping;
     const auto address = reinterpret_cast<uintptr_t>(mapping);
-    arena->base = reinterpret_cast<std::byte*>((address + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes);
+    arena->base =
+        reinterpret_cast<std::byte*>((address + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes);
     if (options.huge_pages && madvise(arena->base, bytes, MADV_HUGEPAGE) != 0) {
       warn(std::string("no huge pages for the pool: ") + std::strerror(errno));
     }
@@ -132,11 +135,13 @@ Result<std::unique_ptr<BufferPool>> BufferPool::Create(const BufferPoolOptions& 
     if (madvise(arena->base, bytes, MADV_DONTFORK) != 0) warn("the pool is visible to forked children");
     if (madvise(arena->base, bytes, MADV_POPULATE_WRITE) != 0) {
       if (errno == ENOMEM || errno == EFAULT) {
-        return ResourceExhaustedError("the pool's " + std::to_string(bytes) + " bytes cannot be populated: " + std::strerror(errno));
+        return ResourceExhaustedError("the pool's " + std::to_string(bytes) +
+                                      " bytes cannot be populated: " + std::strerror(errno));
       }
       std::memset(arena->base, 0, bytes);  // kernels before 5.14
     }
-    if (mlock(arena->base, bytes) != 0) warn(std::string("the pool is not locked in memory: ") + std::strerror(errno));
+    if (mlock(arena->base, bytes) != 0)
+      warn(std::string("the pool is not locked in memory: ") + std::strerror(errno));
     arena->AddFree(0, arena->units);
   }
   return std::unique_ptr<BufferPool>(new BufferPool(std::move(arena)));

@@ -1,4 +1,5 @@
-// Erase, Clear, Flush, Close: the calls that wait for backends. Made by operators and at the end, never on a request's path.
+// Erase, Clear, Flush, Close: the calls that wait for backends. Made by operators and at the end, never on a
+// request's path.
 #include <algorithm>
 #include <future>
 
@@ -40,13 +41,15 @@ void ManagerCore::CollectSubtree(IndexEntry& entry, std::vector<IndexEntry*>& ou
 }
 
 // Takes every object of the entry out of index and policies, dooms its writes, and names it per tier.
-uint64_t ManagerCore::ForgetObjects(IndexEntry& entry, std::vector<std::vector<ObjectId>>& by_tier, DoomedJobs& doomed) {
+uint64_t ManagerCore::ForgetObjects(IndexEntry& entry, std::vector<std::vector<ObjectId>>& by_tier,
+                                    DoomedJobs& doomed) {
   uint64_t count = 0;
   for (ObjectPresence& object : entry.objects) {
     const ObjectId id{entry.key, object.part};
     if (object.tiers != 0 || object.writing != 0 || object.store_id != 0) ++count;
     for (size_t t = 0; t < tiers_.size(); ++t) {
-      // A durable tier is asked even where it evicted the object: an eviction may be undone by a crash, an erase may not.
+      // A durable tier is asked even where it evicted the object: an eviction may be undone by a crash, an
+      // erase may not.
       if (!((object.tiers | object.writing) & Bit(t)) && !tiers_[t].capabilities.is_durable) continue;
       by_tier[t].push_back(id);
       ClearPresent(entry, object, t);
@@ -81,8 +84,8 @@ Status ManagerCore::EraseFromTier(size_t tier, std::vector<ObjectId> ids) {
       kNoDeadline);
 }
 
-// The index does not know the key, but a durable tier may hold what a crash would bring back: each part that a known root
-// has is named to it.
+// The index does not know the key, but a durable tier may hold what a crash would bring back: each part that
+// a known root has is named to it.
 void ManagerCore::EraseUnknown(const ChunkKey& key, std::vector<std::vector<ObjectId>>& by_tier) const {
   std::set<ObjectPart> parts;
   for (const auto& [root, state] : roots_) {
@@ -206,7 +209,8 @@ Status ManagerCore::Close(TimePoint deadline) {
     } else if (deadline == kNoDeadline) {
       drained_.wait(lock, is_drained);
     } else if (!drained_.wait_until(lock, deadline, is_drained)) {
-      first = DeadlineExceededError(std::to_string(tickets_.size()) + " stores were not written before the close");
+      first = DeadlineExceededError(std::to_string(tickets_.size()) +
+                                    " stores were not written before the close");
     }
     closed_ = true;
   }

@@ -1,5 +1,5 @@
-// Load: objects of a lease, host tier first, others read into pool buffers, verified and promoted; handed out in prefix
-// order through a window.
+// Load: objects of a lease, host tier first, others read into pool buffers, verified and promoted; handed out
+// in prefix order through a window.
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -23,11 +23,13 @@ uint64_t ResidentBytes(const LeaseItem& item) {
 // The frame is whole and right; is it the one that was asked for?
 Status CheckIdentity(const FrameHeader& header, const LeaseItem& item) {
   const ObjectMeta& meta = item.meta;
-  if (header.key != item.id.key || header.part != item.id.part) return DataLossError("frame of another object");
+  if (header.key != item.id.key || header.part != item.id.part)
+    return DataLossError("frame of another object");
   if (header.root != meta.root || header.parent != meta.parent || header.first_token != meta.first_token) {
     return DataLossError("frame of another prefix");
   }
   if (header.content != *meta.content) return DataLossError("frame of other tokens or items");
+  if (header.division != meta.division) return DataLossError("frame of another division into shards");
   if (header.payload_bytes != meta.payload_bytes) return DataLossError("payload of another length");
   if (header.codec != Codec::kRaw || header.cipher != 0 || header.stored_bytes != header.payload_bytes) {
     return DataLossError("frame in a codec that this build does not read");
@@ -35,8 +37,8 @@ Status CheckIdentity(const FrameHeader& header, const LeaseItem& item) {
   return OkStatus();
 }
 
-// Tokens before which no boundary of this lease can be computed from: a full group can stop after each chunk, a window
-// group once its window lies in what is loaded, a state only where it was taken.
+// Tokens before which no boundary of this lease can be computed from: a full group can stop after each chunk,
+// a window group once its window lies in what is loaded, a state only where it was taken.
 uint64_t FirstWholeToken(const Lease::State& lease) {
   std::map<ObjectPart, const LeaseItem*> first;
   for (const LeaseItem& item : lease.items) first.try_emplace(item.id.part, &item);
@@ -54,8 +56,8 @@ uint64_t FirstWholeToken(const Lease::State& lease) {
 
 }  // namespace
 
-// Shared by the handle, its LeasedChunks and the reads in flight. Items are started in order while the window has room,
-// finish in any order, and are taken in order.
+// Shared by the handle, its LeasedChunks and the reads in flight. Items are started in order while the window
+// has room, finish in any order, and are taken in order.
 struct LoadHandle::State : std::enable_shared_from_this<LoadHandle::State> {
   struct Slot {
     enum class Phase { kWaiting, kReading, kReady, kTaken } phase = Phase::kWaiting;
@@ -66,9 +68,9 @@ struct LoadHandle::State : std::enable_shared_from_this<LoadHandle::State> {
   std::shared_ptr<ManagerCore> core;
   std::shared_ptr<Lease::State> lease;  // protects until the load has ended
   std::vector<LeaseItem> items;
-  std::vector<MutableBytes> memory;     // empty: LeasedChunks
+  std::vector<MutableBytes> memory;  // empty: LeasedChunks
   uint64_t begin_token = 0;
-  uint64_t first_whole_token = 0;       // see FirstWholeToken
+  uint64_t first_whole_token = 0;  // see FirstWholeToken
   uint64_t window_bytes = 0;
   CancelFlag cancel = std::make_shared<std::atomic<bool>>(false);
 
@@ -80,15 +82,16 @@ struct LoadHandle::State : std::enable_shared_from_this<LoadHandle::State> {
   size_t next_start = 0;
   size_t next_take = 0;
   uint64_t resident_bytes = 0;
-  // next_start found the pool full. Next tries again while it waits for it: others give room back without a word.
+  // next_start found the pool full. Next tries again while it waits for it: others give room back without a
+  // word.
   bool is_parked = false;
   size_t failed_at = SIZE_MAX;  // items from here on are not given out
   Status failure;
   LoadReport report;
 
   void Pump();
-  // False (only if may_wait): the pool is full for now, the item is parked. It starts again when something of this load is
-  // released, or when Next waits for it.
+  // False (only if may_wait): the pool is full for now, the item is parked. It starts again when something of
+  // this load is released, or when Next waits for it.
   bool Start(size_t index, size_t from_tier, bool may_wait);
   void ReadFrom(size_t index, size_t tier, BufferRef buffer, uint64_t erasures);
   void Ready(size_t index, BufferRef buffer, uint32_t header_bytes);
@@ -107,7 +110,8 @@ struct LeasedChunk::State {
 
   ~State() {
     if (load && load->core->IsForkedChild()) {
-      new BufferRef(std::move(buffer));  // the parent's; giving it back takes locks that a fork may have left held
+      new BufferRef(
+          std::move(buffer));  // the parent's; giving it back takes locks that a fork may have left held
       return;
     }
     buffer.Reset();
@@ -115,7 +119,8 @@ struct LeasedChunk::State {
   }
 };
 
-// --- the manager's side ------------------------------------------------------------------------------------------
+// --- the manager's side
+// ------------------------------------------------------------------------------------------
 
 BufferRef ManagerCore::BorrowFromHost(const ObjectId& id) {
   std::vector<BufferRef> found = tiers_[0].backend->Borrow({&id, 1});
@@ -126,7 +131,7 @@ ObjectPresence* ManagerCore::FindLeased(const LeaseItem& item) {
   IndexEntry* entry = index_.Find(item.id.key);
   ObjectPresence* object = entry != nullptr ? entry->Find(item.id.part) : nullptr;
   if (object == nullptr || object->frame_bytes != item.meta.frame_bytes ||
-      object->payload_bytes != item.meta.payload_bytes) {
+      object->payload_bytes != item.meta.payload_bytes || object->division != item.meta.division) {
     return nullptr;
   }
   return object;
@@ -141,14 +146,15 @@ size_t ManagerCore::NextTierWith(const LeaseItem& item, size_t from_tier) {
   return kNoTier;
 }
 
-void ManagerCore::FinishRead(const LeaseItem& item, size_t tier, const BufferRef& buffer, const Status& status,
-                             uint64_t erasures) {
+void ManagerCore::FinishRead(const LeaseItem& item, size_t tier, const BufferRef& buffer,
+                             const Status& status, uint64_t erasures) {
   if (status.ok()) {
     std::lock_guard lock(mutex_);
     tiers_[tier].hits->Add();
     IndexEntry* entry = index_.Find(item.id.key);
     const ObjectPresence* object = FindLeased(item);
-    // Erased meanwhile (and perhaps stored anew): the caller's bytes are right, but nothing comes back into a tier.
+    // Erased meanwhile (and perhaps stored anew): the caller's bytes are right, but nothing comes back into a
+    // tier.
     const bool still_there = object != nullptr && (object->tiers & Bit(tier)) && erasures == erasures_;
     if (!still_there || !HasHostTier() || (object->tiers & Bit(0)) || closing_) return;
     if (PutInHost(item.id, buffer, item.meta)) {
@@ -161,7 +167,8 @@ void ManagerCore::FinishRead(const LeaseItem& item, size_t tier, const BufferRef
   if (status.code() == StatusCode::kDataLoss || status.code() == StatusCode::kNotFound) {
     if (status.code() == StatusCode::kDataLoss) {
       tiers_[tier].corrupt->Add();
-      log_->Log(LogLevel::kWarning, tiers_[tier].name, "an object was found wrong and dropped: " + status.ToString());
+      log_->Log(LogLevel::kWarning, tiers_[tier].name,
+                "an object was found wrong and dropped: " + status.ToString());
     }
     DropCorrupt(item, tier);
   }
@@ -182,7 +189,8 @@ void ManagerCore::DropCorrupt(const LeaseItem& item, size_t tier) {
   SendEvictions(std::move(evictions));
 }
 
-LoadHandle ManagerCore::Load(const Lease& lease, TokenRange range, const LoadSink& sink, LoadOrder /*order*/) {
+LoadHandle ManagerCore::Load(const Lease& lease, TokenRange range, const LoadSink& sink,
+                             LoadOrder /*order*/) {
   auto state = std::make_shared<LoadHandle::State>();
   state->core = shared_from_this();
   state->lease = lease.state();
@@ -197,13 +205,15 @@ LoadHandle ManagerCore::Load(const Lease& lease, TokenRange range, const LoadSin
   };
   if (Status status = CheckNotForked(); !status.ok()) return refuse(std::move(status));
   if (!state->lease) {
-    return range.begin == range.end ? LoadHandle(std::move(state)) : refuse(InvalidArgumentError("an empty lease"));
+    return range.begin == range.end ? LoadHandle(std::move(state))
+                                    : refuse(InvalidArgumentError("an empty lease"));
   }
   const uint64_t chunk = state->lease->root->spec.tokens_per_chunk;
   if (range.begin % chunk != 0 || range.begin > range.end || range.end > state->lease->matched_tokens) {
-    return refuse(InvalidArgumentError("token range [" + std::to_string(range.begin) + ", " + std::to_string(range.end) +
-                                       "); allowed: from a multiple of " + std::to_string(chunk) +
-                                       " to at most the match (" + std::to_string(state->lease->matched_tokens) + ")"));
+    return refuse(InvalidArgumentError("token range [" + std::to_string(range.begin) + ", " +
+                                       std::to_string(range.end) + "); allowed: from a multiple of " +
+                                       std::to_string(chunk) + " to at most the match (" +
+                                       std::to_string(state->lease->matched_tokens) + ")"));
   }
   for (const LeaseItem& item : state->lease->items) {
     if (item.matched_tokens.begin < range.begin || item.matched_tokens.begin >= range.end) continue;
@@ -216,10 +226,13 @@ LoadHandle ManagerCore::Load(const Lease& lease, TokenRange range, const LoadSin
     for (size_t i = 0; fits && i < state->items.size(); ++i) {
       fits = state->memory[i].size() == state->items[i].meta.payload_bytes;
     }
-    if (!fits) return refuse(InvalidArgumentError("the sink's memory is not one range per object, each of the payload's size"));
+    if (!fits)
+      return refuse(
+          InvalidArgumentError("the sink's memory is not one range per object, each of the payload's size"));
   }
   state->slots.resize(state->items.size());
-  state->window_bytes = options_.load_window_bytes != 0 ? options_.load_window_bytes : pool_->size_bytes() / 2;
+  state->window_bytes =
+      options_.load_window_bytes != 0 ? options_.load_window_bytes : pool_->size_bytes() / 2;
   state->first_whole_token = FirstWholeToken(*state->lease);
   {
     std::lock_guard lock(mutex_);
@@ -229,7 +242,8 @@ LoadHandle ManagerCore::Load(const Lease& lease, TokenRange range, const LoadSin
   return LoadHandle(std::move(state));
 }
 
-// --- LoadHandle::State -------------------------------------------------------------------------------------------
+// --- LoadHandle::State
+// -------------------------------------------------------------------------------------------
 
 void LoadHandle::State::Pump() {
   std::unique_lock lock(mutex);
@@ -303,30 +317,31 @@ void LoadHandle::State::ReadFrom(size_t index, size_t tier, BufferRef buffer, ui
   GetOp op;
   op.id = item.id;
   op.dst = buffer;
-  op.deadline = core->clock_->Now() + std::chrono::duration_cast<TimePoint::duration>(core->options_.io_deadline);
+  op.deadline =
+      core->clock_->Now() + std::chrono::duration_cast<TimePoint::duration>(core->options_.io_deadline);
   op.cancel = cancel;
   op.on_bytes = [verifier](uint64_t offset, uint64_t n) { verifier->MarkPresent(offset, n); };
   std::vector<GetOp> ops;
   ops.push_back(std::move(op));
-  core->tiers_[tier].backend->Get(
-      std::move(ops), [self = shared_from_this(), index, tier, buffer, verifier, erasures](std::span<const GetResult> results) {
-        const LeaseItem& asked = self->items[index];
-        Status status = results[0].status;
-        uint32_t header_bytes = 0;
-        if (status.ok()) {
-          Result<FrameHeader> header = verifier->Finish(asked.meta.frame_bytes);
-          status = header.ok() ? CheckIdentity(*header, asked) : header.status();
-          if (status.ok()) header_bytes = header->header_bytes;
-        }
-        self->core->FinishRead(asked, tier, buffer, status, erasures);
-        if (status.ok()) {
-          self->Ready(index, buffer, header_bytes);
-        } else if (tier + 1 < self->core->tiers_.size() && !self->cancel->load()) {
-          self->Start(index, tier + 1, false);
-        } else {
-          self->Fail(index, status);
-        }
-      });
+  core->tiers_[tier].backend->Get(std::move(ops), [self = shared_from_this(), index, tier, buffer, verifier,
+                                                   erasures](std::span<const GetResult> results) {
+    const LeaseItem& asked = self->items[index];
+    Status status = results[0].status;
+    uint32_t header_bytes = 0;
+    if (status.ok()) {
+      Result<FrameHeader> header = verifier->Finish(asked.meta.frame_bytes);
+      status = header.ok() ? CheckIdentity(*header, asked) : header.status();
+      if (status.ok()) header_bytes = header->header_bytes;
+    }
+    self->core->FinishRead(asked, tier, buffer, status, erasures);
+    if (status.ok()) {
+      self->Ready(index, buffer, header_bytes);
+    } else if (tier + 1 < self->core->tiers_.size() && !self->cancel->load()) {
+      self->Start(index, tier + 1, false);
+    } else {
+      self->Fail(index, status);
+    }
+  });
 }
 
 void LoadHandle::State::Ready(size_t index, BufferRef buffer, uint32_t header_bytes) {
@@ -404,7 +419,8 @@ void LoadHandle::State::Cancel(Status why) {
   changed.notify_all();
 }
 
-// --- LoadHandle --------------------------------------------------------------------------------------------------
+// --- LoadHandle
+// --------------------------------------------------------------------------------------------------
 
 LoadHandle::LoadHandle() = default;
 LoadHandle::LoadHandle(LoadHandle&&) noexcept = default;
@@ -443,7 +459,8 @@ Result<std::optional<LeasedChunk>> LoadHandle::Next(TimePoint deadline) {
     }
     const size_t parked = state.next_start;
     const bool is_first = give_up == kNoDeadline;  // room may have come while nobody asked
-    if (is_first) give_up = now + std::chrono::duration_cast<TimePoint::duration>(state.core->options_.io_deadline);
+    if (is_first)
+      give_up = now + std::chrono::duration_cast<TimePoint::duration>(state.core->options_.io_deadline);
     const bool is_over = now >= give_up;
     if (!is_first && !is_over) state.changed.wait_until(lock, std::min(deadline, now + kParkedRetry));
     lock.unlock();
@@ -495,7 +512,8 @@ LoadReport LoadHandle::report() const {
   return state_->report;
 }
 
-// --- LeasedChunk -------------------------------------------------------------------------------------------------
+// --- LeasedChunk
+// -------------------------------------------------------------------------------------------------
 
 LeasedChunk::LeasedChunk() = default;
 LeasedChunk::~LeasedChunk() = default;

@@ -10,8 +10,8 @@ namespace {
 
 TierMask Bit(size_t tier) { return static_cast<TierMask>(1u << tier); }
 
-// Chunks that a window group needs before a boundary, the boundary's own included, and one more: an engine that leaves
-// the last token to compute may step back over a boundary.
+// Chunks that a window group needs before a boundary, the boundary's own included, and one more: an engine
+// that leaves the last token to compute may step back over a boundary.
 uint64_t WindowChunks(const GroupSpec& group, uint32_t tokens_per_chunk) {
   return (group.window_tokens + uint64_t{tokens_per_chunk} - 1) / tokens_per_chunk + 1;
 }
@@ -19,7 +19,8 @@ uint64_t WindowChunks(const GroupSpec& group, uint32_t tokens_per_chunk) {
 }  // namespace
 
 bool ManagerCore::RequestState::IsExtendedBy(const RootStateRef& other_root, const TokenView& prompt) const {
-  return other_root->root == root->root && prompt.tokens.size() >= tokens.size() && prompt.items.size() >= items.size() &&
+  return other_root->root == root->root && prompt.tokens.size() >= tokens.size() &&
+         prompt.items.size() >= items.size() &&
          std::equal(tokens.begin(), tokens.end(), prompt.tokens.begin()) &&
          std::equal(items.begin(), items.end(), prompt.items.begin()) &&
          (prompt.items.size() == items.size() || prompt.items[items.size()].position >= tokens.size());
@@ -33,27 +34,24 @@ Status ManagerCore::RequestState::Extend(const TokenView& prompt) {
   return OkStatus();
 }
 
-bool ManagerCore::IsUsable(const IndexEntry& entry, ObjectPart part) const {
+bool ManagerCore::IsUsable(const RootState& root, const IndexEntry& entry, ObjectPart part) const {
   const ObjectPresence* object = entry.Find(part);
-  if (object == nullptr || object->tiers == 0) return false;
+  if (object == nullptr || object->tiers == 0 || object->division != root.division) return false;
   const bool in_host = HasHostTier() && (object->tiers & Bit(0));
   return in_host || object->frame_bytes + kTierPageBytes <= pool_->size_bytes();
 }
 
-bool ManagerCore::AllUsable(const IndexEntry& entry, std::span<const ObjectPart> parts) const {
-  return std::all_of(parts.begin(), parts.end(), [&](ObjectPart part) { return IsUsable(entry, part); });
-}
-
 struct ManagerCore::MatchPlan {
-  std::vector<const IndexEntry*> full;   // entries of the full chunks of the match; null where none is needed
-  const IndexEntry* tail = nullptr;      // the child that the match ends inside (or with)
+  std::vector<const IndexEntry*> full;  // entries of the full chunks of the match; null where none is needed
+  const IndexEntry* tail = nullptr;     // the child that the match ends inside (or with)
   uint64_t matched_tokens = 0;
 };
 
-// For a boundary after n chunks: full groups need all of them, window groups the last few, state groups the last one; after
-// a boundary where full and window groups have what they need, a child may add tokens.
-ManagerCore::MatchPlan ManagerCore::PlanMatch(const RootState& root, std::span<const ChunkKey> keys, const TokenView& prompt,
-                                              uint64_t limit, std::span<const ObjectPart> parts) const {
+// For a boundary after n chunks: full groups need all of them, window groups the last few, state groups the
+// last one; after a boundary where full and window groups have what they need, a child may add tokens.
+ManagerCore::MatchPlan ManagerCore::PlanMatch(const RootState& root, std::span<const ChunkKey> keys,
+                                              const TokenView& prompt, uint64_t limit,
+                                              std::span<const ObjectPart> parts) const {
   const uint64_t chunk = root.spec.tokens_per_chunk;
   const uint64_t max_full = limit / chunk;
   bool any_full = false;
@@ -63,11 +61,12 @@ ManagerCore::MatchPlan ManagerCore::PlanMatch(const RootState& root, std::span<c
     const GroupSpec& group = root.spec.groups[part.group];
     any_full |= group.rule == Retention::kFull;
     any_state |= group.rule == Retention::kState;
-    if (group.rule == Retention::kWindow) window = std::max(window, WindowChunks(group, root.spec.tokens_per_chunk));
+    if (group.rule == Retention::kWindow)
+      window = std::max(window, WindowChunks(group, root.spec.tokens_per_chunk));
   }
   const auto usable_by_rule = [&](const IndexEntry& entry, Retention rule) {
     return std::all_of(parts.begin(), parts.end(), [&](ObjectPart part) {
-      return root.RuleOf(part.group) != rule || IsUsable(entry, part);
+      return root.RuleOf(part.group) != rule || IsUsable(root, entry, part);
     });
   };
   std::vector<const IndexEntry*> entries;
@@ -92,22 +91,28 @@ ManagerCore::MatchPlan ManagerCore::PlanMatch(const RootState& root, std::span<c
     if (end > n * chunk) {
       const ChunkContent query = SliceContent(prompt, {n * chunk, end});
       const ChunkKey& parent = n == 0 ? root.root : keys[n - 1];
-      const auto usable = [&](const IndexEntry& entry) { return AllUsable(entry, parts); };
-      const ChunkIndex::Match match = root.spec.cut == Cut::kNone ? index_.LongestWholePrefix(parent, query, usable)
-                                                                  : index_.LongestCommonPrefix(parent, query, usable);
+      const auto usable = [&](const IndexEntry& entry) {
+        return std::all_of(parts.begin(), parts.end(),
+                           [&](ObjectPart part) { return IsUsable(root, entry, part); });
+      };
+      const ChunkIndex::Match match = root.spec.cut == Cut::kNone
+                                          ? index_.LongestWholePrefix(parent, query, usable)
+                                          : index_.LongestCommonPrefix(parent, query, usable);
       if (match.tokens > 0) {
         plan.tail = match.entry;
         plan.matched_tokens += match.tokens;
         return plan;
       }
     }
-    const bool state_ok = n == 0 || !any_state || (entries[n - 1] && usable_by_rule(*entries[n - 1], Retention::kState));
+    const bool state_ok =
+        n == 0 || !any_state || (entries[n - 1] && usable_by_rule(*entries[n - 1], Retention::kState));
     if (state_ok) return plan;
   }
   return {};
 }
 
-void ManagerCore::AddLeaseItem(const IndexEntry& entry, ObjectPart part, uint64_t matched_end, Lease::State& lease) const {
+void ManagerCore::AddLeaseItem(const IndexEntry& entry, ObjectPart part, uint64_t matched_end,
+                               Lease::State& lease) const {
   const ObjectPresence* object = entry.Find(part);
   LeaseItem item;
   item.id = {entry.key, part};
@@ -120,6 +125,7 @@ void ManagerCore::AddLeaseItem(const IndexEntry& entry, ObjectPart part, uint64_
   item.meta.content = entry.content;
   item.meta.frame_bytes = object->frame_bytes;
   item.meta.payload_bytes = object->payload_bytes;
+  item.meta.division = object->division;
   item.in_host = HasHostTier() && (object->tiers & Bit(0));
   lease.frame_bytes += object->frame_bytes;
   lease.items.push_back(std::move(item));
@@ -136,7 +142,8 @@ void ManagerCore::FillLease(const MatchPlan& plan, std::span<const ObjectPart> p
       const GroupSpec& group = spec.groups[part.group];
       uint64_t wanted = last;
       if (group.rule == Retention::kState) wanted = 1;
-      if (group.rule == Retention::kWindow) wanted = std::min(last, WindowChunks(group, spec.tokens_per_chunk));
+      if (group.rule == Retention::kWindow)
+        wanted = std::min(last, WindowChunks(group, spec.tokens_per_chunk));
       if (i + wanted >= last) AddLeaseItem(*entry, part, plan.matched_tokens, lease);
     }
   }
@@ -144,7 +151,8 @@ void ManagerCore::FillLease(const MatchPlan& plan, std::span<const ObjectPart> p
   for (size_t i = 0; i < lease.items.size(); ++i) {
     const LeaseItem& item = lease.items[i];
     all_in_host &= item.in_host;
-    const bool chunk_is_whole = i + 1 == lease.items.size() || lease.items[i + 1].chunk_index != item.chunk_index;
+    const bool chunk_is_whole =
+        i + 1 == lease.items.size() || lease.items[i + 1].chunk_index != item.chunk_index;
     if (all_in_host && chunk_is_whole) lease.host_tokens = item.matched_tokens.end;
   }
   // Tail to head, so that leaves are the coldest of the request.
@@ -155,9 +163,15 @@ void ManagerCore::FillLease(const MatchPlan& plan, std::span<const ObjectPart> p
 
 void ManagerCore::Protect(const std::shared_ptr<Lease::State>& lease) {
   uint64_t bytes = 0;
+  uint64_t lower_bytes = 0;
   for (const LeaseItem& item : lease->items) {
-    if (item.in_host) bytes += item.meta.frame_bytes + kTierPageBytes;
+    (item.in_host ? bytes : lower_bytes) += item.meta.frame_bytes + kTierPageBytes;
   }
+  uint64_t lower_capacity = 0;
+  for (size_t t = HasHostTier() ? 1 : 0; t < tiers_.size(); ++t)
+    lower_capacity += tiers_[t].backend->capacity_bytes();
+  const auto lower_budget =
+      static_cast<uint64_t>(options_.lease_budget * static_cast<double>(lower_capacity));
   const auto budget = static_cast<uint64_t>(options_.lease_budget * static_cast<double>(pool_->size_bytes()));
   if (lease->items.empty()) return;
   lease->is_protecting = leased_bytes_ + bytes <= budget;
@@ -167,6 +181,11 @@ void ManagerCore::Protect(const std::shared_ptr<Lease::State>& lease) {
   } else {
     budget_hints_->Add();
   }
+  lease->protects_lower = lower_leased_bytes_ + lower_bytes <= lower_budget;
+  if (lease->protects_lower) {
+    lower_leased_bytes_ += lower_bytes;
+    lease->lower_budget_bytes = lower_bytes;
+  }
   lease->holds_entries = true;
   ++active_leases_;
   for (const LeaseItem& item : lease->items) {
@@ -174,6 +193,7 @@ void ManagerCore::Protect(const std::shared_ptr<Lease::State>& lease) {
     ++entry->leases;
     // What a load brings up later is not in the budget, so it is not protected there.
     if (lease->is_protecting && item.in_host) ++entry->host_leases;
+    if (lease->protects_lower && !item.in_host) ++entry->lower_leases;
   }
   lease->place = lease_deadlines_.emplace(lease->deadline, lease);
 }
@@ -184,11 +204,15 @@ void ManagerCore::Unprotect(Lease::State& lease) {
   lease_deadlines_.erase(lease.place);
   leased_bytes_ -= lease.budget_bytes;
   lease.budget_bytes = 0;
+  lower_leased_bytes_ -= lease.lower_budget_bytes;
+  lease.lower_budget_bytes = 0;
+  const bool protected_lower = std::exchange(lease.protects_lower, false);
   --active_leases_;
   const bool protected_host = std::exchange(lease.is_protecting, false);
   for (const LeaseItem& item : lease.items) {
     IndexEntry* entry = index_.Find(item.id.key);
     if (protected_host && item.in_host) --entry->host_leases;
+    if (protected_lower && !item.in_host) --entry->lower_leases;
     if (--entry->leases == 0) RemoveIfEmpty(entry);
   }
 }
@@ -200,7 +224,8 @@ void ManagerCore::ReapLeases(std::vector<std::shared_ptr<Lease::State>>& ended) 
     // One whose last reference is gone waits for the lock, to take itself out.
     if (auto lease = place->second.lock()) {
       Unprotect(*lease);
-      ended.push_back(std::move(lease));  // dropped by the caller after it released the lock: the last reference takes it
+      ended.push_back(
+          std::move(lease));  // dropped by the caller after it released the lock: the last reference takes it
     }
   }
   for (auto end = request_deadlines_.begin(); end != request_deadlines_.end() && end->first <= now;) {
@@ -215,7 +240,8 @@ void ManagerCore::ReleaseLease(Lease::State& lease) {
   Unprotect(lease);
 }
 
-Result<Lease> ManagerCore::Lookup(const ChunkKey& root_key, const TokenView& prompt, const LookupOptions& options) {
+Result<Lease> ManagerCore::Lookup(const ChunkKey& root_key, const TokenView& prompt,
+                                  const LookupOptions& options) {
   TERRACE_RETURN_IF_ERROR(CheckNotForked());
   TERRACE_RETURN_IF_ERROR(prompt.Validate());
   RootStateRef root;
@@ -253,7 +279,8 @@ Result<Lease> ManagerCore::Lookup(const ChunkKey& root_key, const TokenView& pro
   TERRACE_RETURN_IF_ERROR(CheckOpen());
   lease->deadline = clock_->Now() + std::chrono::duration_cast<TimePoint::duration>(options_.lease_time);
   FillLease(PlanMatch(*root, request->hasher.full_keys(), prompt, limit, parts), parts, *lease);
-  // Under one lock with what follows: what both protect is protected without a gap, and counts once in the budget.
+  // Under one lock with what follows: what both protect is protected without a gap, and counts once in the
+  // budget.
   if (auto earlier = request->lease.lock()) {
     Unprotect(*earlier);
     ended.push_back(std::move(earlier));
@@ -271,7 +298,8 @@ Result<Lease> ManagerCore::Lookup(const ChunkKey& root_key, const TokenView& pro
   return Lease(std::move(lease));
 }
 
-// --- Lease -------------------------------------------------------------------------------------------------------
+// --- Lease
+// -------------------------------------------------------------------------------------------------------
 
 Lease::State::~State() {
   if (core && !core->IsForkedChild()) core->ReleaseLease(*this);

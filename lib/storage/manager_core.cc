@@ -21,7 +21,8 @@ Status StorageOptions::Validate() const {
   };
   if (pool_bytes > (uint64_t{1} << 46)) return bad("pool_bytes", std::to_string(pool_bytes), "0..64 TiB");
   if (lease_time <= Duration::zero()) return bad("lease_time", "not positive", "> 0");
-  if (!(lease_budget >= 0.0 && lease_budget <= 1.0)) return bad("lease_budget", std::to_string(lease_budget), "0..1");
+  if (!(lease_budget >= 0.0 && lease_budget <= 1.0))
+    return bad("lease_budget", std::to_string(lease_budget), "0..1");
   if (io_deadline <= Duration::zero()) return bad("io_deadline", "not positive", "> 0");
   if (!executor) return threads.Validate();
   return OkStatus();
@@ -36,8 +37,9 @@ std::vector<ObjectPart> RootState::DefaultParts() const {
 Status RootState::CheckParts(std::span<const ObjectPart> parts) const {
   for (const ObjectPart& part : parts) {
     if (part.group >= spec.groups.size() || part.shard >= spec.num_shards()) {
-      return InvalidArgumentError("part (group " + std::to_string(part.group) + ", shard " + std::to_string(part.shard) +
-                                  "); allowed: groups below " + std::to_string(spec.groups.size()) + ", shards below " +
+      return InvalidArgumentError("part (group " + std::to_string(part.group) + ", shard " +
+                                  std::to_string(part.shard) + "); allowed: groups below " +
+                                  std::to_string(spec.groups.size()) + ", shards below " +
                                   std::to_string(spec.num_shards()));
     }
   }
@@ -63,11 +65,13 @@ Result<std::shared_ptr<ManagerCore>> ManagerCore::Open(StorageOptions options, s
   core->lookup_tokens_ = metrics.GetCounter("terrace_manager_lookup_tokens_total", "Tokens asked for");
   core->matched_tokens_ = metrics.GetCounter("terrace_manager_matched_tokens_total", "Tokens found");
   core->stored_ = metrics.GetCounter("terrace_manager_stored_objects_total", "Objects published by Commit");
-  core->superseded_ = metrics.GetCounter("terrace_manager_superseded_objects_total", "Replaced by a longer chunk");
-  core->unreachable_ = metrics.GetCounter("terrace_manager_unreachable_objects_total", "Dropped with their parent");
+  core->superseded_ =
+      metrics.GetCounter("terrace_manager_superseded_objects_total", "Replaced by a longer chunk");
+  core->unreachable_ =
+      metrics.GetCounter("terrace_manager_unreachable_objects_total", "Dropped with their parent");
   core->budget_hints_ = metrics.GetCounter("terrace_manager_lease_hints_total", "Leases above the budget");
-  core->orphaned_records_ = metrics.GetCounter("terrace_manager_orphaned_records_total",
-                                               "Found at open without what they hang on");
+  core->orphaned_records_ =
+      metrics.GetCounter("terrace_manager_orphaned_records_total", "Found at open without what they hang on");
   TERRACE_RETURN_IF_ERROR(core->AttachTiers(std::move(tiers)));
   TERRACE_RETURN_IF_ERROR(core->RebuildIndex());
   if (set.executor) {
@@ -95,17 +99,22 @@ Status ManagerCore::AttachTiers(std::vector<Tier> tiers) {
     tier.capabilities = tier.backend->capabilities();
     tier.name = std::string(tier.backend->name());
     if (tier.capabilities.supports_borrow && (i != 0 || !tier.capabilities.completes_inline)) {
-      return InvalidArgumentError("tier '" + tier.name + "' hands out buffers; it must be the first tier and complete inline");
+      return InvalidArgumentError("tier '" + tier.name +
+                                  "' hands out buffers; it must be the first tier and complete inline");
     }
     const MetricLabels labels = {{"tier", tier.name}};
     tier.hits = metrics_->GetCounter("terrace_tier_hits_total", "Objects loaded", labels);
     tier.evictions = metrics_->GetCounter("terrace_tier_evictions_total", "Objects evicted", labels);
-    tier.corrupt = metrics_->GetCounter("terrace_tier_corrupt_objects_total", "Found wrong and dropped", labels);
-    tier.load_failures = metrics_->GetCounter("terrace_tier_load_failures_total", "Reads that failed", labels);
-    tier.write_failures = metrics_->GetCounter("terrace_tier_write_failures_total", "Writes that failed", labels);
+    tier.corrupt =
+        metrics_->GetCounter("terrace_tier_corrupt_objects_total", "Found wrong and dropped", labels);
+    tier.load_failures =
+        metrics_->GetCounter("terrace_tier_load_failures_total", "Reads that failed", labels);
+    tier.write_failures =
+        metrics_->GetCounter("terrace_tier_write_failures_total", "Writes that failed", labels);
     BackendContext context{.clock = clock_, .metrics = metrics_.get(), .log = log_.get(), .regions = {}};
     if (pool_->size_bytes() > 0) context.regions.push_back(pool_->region());
-    if (Status status = tier.backend->Attach(context); !status.ok()) return status.WithContext("tier '" + tier.name + "'");
+    if (Status status = tier.backend->Attach(context); !status.ok())
+      return status.WithContext("tier '" + tier.name + "'");
     tiers_.push_back(std::move(tier));
   }
   return OkStatus();
@@ -122,7 +131,8 @@ Status ManagerCore::RebuildIndex() {
         LogWarning("a root of tier '" + tiers_[t].name + "' was skipped: " + spec.status().ToString());
         continue;
       }
-      roots_.try_emplace(record.root, std::make_shared<RootState>(RootState{*std::move(spec), record.root, record}));
+      roots_.try_emplace(record.root,
+                         std::make_shared<RootState>(RootState{*std::move(spec), record.root, record}));
     }
     TERRACE_RETURN_IF_ERROR(ScanTier(t));
   }
@@ -153,12 +163,14 @@ Status ManagerCore::ScanTier(size_t t) {
     ObjectPresence& presence = entry.FindOrAdd(object.id.part);
     presence.frame_bytes = meta.frame_bytes;
     presence.payload_bytes = meta.payload_bytes;
+    presence.division = meta.division;
     SetPresent(entry, presence, t);
   }
   // Leaves colder than what they hang on, old requests colder than new ones.
   for (const ScannedObject& object : found) {
     const IndexEntry* entry = index_.Find(object.id.key);
-    const bool is_leaf = entry != nullptr && !index_.AnyChild(entry->key, [](const IndexEntry&) { return true; });
+    const bool is_leaf =
+        entry != nullptr && !index_.AnyChild(entry->key, [](const IndexEntry&) { return true; });
     if (is_leaf) TouchUpwards(*entry, object.id.part, t);
   }
   if (!useless.empty()) {
@@ -186,7 +198,8 @@ void ManagerCore::DropUnreachable() {
   for (size_t t = 0; t < evictions.by_tier.size(); ++t) {
     std::vector<ObjectId>& ids = evictions.by_tier[t];
     tiers_[t].erasing.clear();  // nothing is written before Open returns
-    if (!ids.empty()) tiers_[t].backend->Erase(std::move(ids), EraseMode::kEvict, [](std::span<const Status>) {});
+    if (!ids.empty())
+      tiers_[t].backend->Erase(std::move(ids), EraseMode::kEvict, [](std::span<const Status>) {});
   }
 }
 
@@ -208,8 +221,8 @@ RootStateRef ManagerCore::FindRoot(const ChunkKey& root) {
 }
 
 Counter* ManagerCore::DropCounter(std::string_view reason) {
-  return metrics_->GetCounter("terrace_manager_dropped_objects_total", "Objects that were to be kept and are not",
-                              {{"reason", std::string(reason)}});
+  return metrics_->GetCounter("terrace_manager_dropped_objects_total",
+                              "Objects that were to be kept and are not", {{"reason", std::string(reason)}});
 }
 
 void ManagerCore::KeepRoot(const RootRecord& record) {
@@ -221,7 +234,8 @@ void ManagerCore::KeepRoot(const RootRecord& record) {
   }
 }
 
-Result<ChunkKey> ManagerCore::Root(const KvSpec& spec, std::span<const Adapter> adapters, std::string_view salt) {
+Result<ChunkKey> ManagerCore::Root(const KvSpec& spec, std::span<const Adapter> adapters,
+                                   std::string_view salt) {
   TERRACE_RETURN_IF_ERROR(CheckNotForked());
   TERRACE_ASSIGN_OR_RETURN(const RootRecord record, ComputeRoot(spec, adapters, salt));
   uint64_t ticket = 0;
@@ -235,13 +249,13 @@ Result<ChunkKey> ManagerCore::Root(const KvSpec& spec, std::span<const Adapter> 
     ticket = next_id_++;
     tickets_.insert(ticket);
   }
-  strand_->Post([core = shared_from_this(), record, end = std::make_shared<TicketEnd>(shared_from_this(), ticket)] {
-    core->KeepRoot(record);
-  });
+  strand_->Post([core = shared_from_this(), record,
+                 end = std::make_shared<TicketEnd>(shared_from_this(), ticket)] { core->KeepRoot(record); });
   return record.root;
 }
 
-// --- index and tiers ---------------------------------------------------------------------------------------------
+// --- index and tiers
+// ---------------------------------------------------------------------------------------------
 
 bool ManagerCore::NeedsParent(const IndexEntry& entry, ObjectPart part) const {
   if (entry.first_token == 0) return false;
@@ -262,7 +276,8 @@ bool ManagerCore::IsReachableFrom(const ChunkKey& key, ObjectPart part, size_t t
   return false;
 }
 
-bool ManagerCore::ParentReachable(const IndexEntry& entry, ObjectPart part, size_t tier, bool or_coming) const {
+bool ManagerCore::ParentReachable(const IndexEntry& entry, ObjectPart part, size_t tier,
+                                  bool or_coming) const {
   return !NeedsParent(entry, part) || IsReachableFrom(entry.parent, part, tier, or_coming);
 }
 
@@ -278,7 +293,8 @@ bool ManagerCore::WouldStrand(const IndexEntry& entry, ObjectPart part, size_t t
     const ObjectPresence* object = child.Find(part);
     if (object == nullptr || !NeedsParent(child, part)) return false;
     // A child that is being stored will want to lie in every tier.
-    const TierMask wanted = object->store_id != 0 ? TierMask{0xff} : static_cast<TierMask>(object->tiers | object->writing);
+    const TierMask wanted =
+        object->store_id != 0 ? TierMask{0xff} : static_cast<TierMask>(object->tiers | object->writing);
     for (size_t t = 0; t <= tier; ++t) {
       if ((wanted & Bit(t)) && !still_reachable_from(t)) return true;
     }
@@ -293,7 +309,7 @@ bool ManagerCore::MayEvict(const ObjectId& id, size_t tier) const {
   if (tier == 0 && HasHostTier()) {
     // A buffer that write-behind holds would stay charged.
     if (entry->host_leases > 0 || object->writing != 0) return false;
-  } else if (entry->leases > 0) {
+  } else if (entry->lower_leases > 0) {
     return false;
   }
   return !WouldStrand(*entry, id.part, tier);
@@ -314,8 +330,11 @@ void ManagerCore::ClearPresent(IndexEntry& entry, ObjectPresence& object, size_t
 }
 
 void ManagerCore::RemoveIfEmpty(IndexEntry* entry) {
-  const auto is_gone = [](const ObjectPresence& o) { return o.tiers == 0 && o.writing == 0 && o.store_id == 0; };
-  entry->objects.erase(std::remove_if(entry->objects.begin(), entry->objects.end(), is_gone), entry->objects.end());
+  const auto is_gone = [](const ObjectPresence& o) {
+    return o.tiers == 0 && o.writing == 0 && o.store_id == 0;
+  };
+  entry->objects.erase(std::remove_if(entry->objects.begin(), entry->objects.end(), is_gone),
+                       entry->objects.end());
   // A lease counts in its entry, so the entry stays for it.
   if (entry->objects.empty() && entry->leases == 0) index_.Remove(entry->key);
 }
@@ -373,10 +392,11 @@ void ManagerCore::EvictSuperseded(IndexEntry& longer, size_t tier, Evictions& ou
   if (!root || root->spec.cut == Cut::kNone) return;
   for (IndexEntry* shorter : index_.StrictPrefixes(longer.parent, *longer.content)) {
     if (shorter->leases > 0) continue;
-    const bool covered = std::all_of(shorter->objects.begin(), shorter->objects.end(), [&](const ObjectPresence& o) {
-      const ObjectPresence* mine = longer.Find(o.part);
-      return !(o.tiers & Bit(tier)) || (mine != nullptr && (mine->tiers & Bit(tier)));
-    });
+    const bool covered =
+        std::all_of(shorter->objects.begin(), shorter->objects.end(), [&](const ObjectPresence& o) {
+          const ObjectPresence* mine = longer.Find(o.part);
+          return !(o.tiers & Bit(tier)) || (mine != nullptr && (mine->tiers & Bit(tier)));
+        });
     if (!covered) continue;
     std::vector<ObjectPart> parts;
     for (const ObjectPresence& o : shorter->objects) {
@@ -406,9 +426,9 @@ void ManagerCore::SendEvictions(Evictions evictions) {
   for (size_t t = 0; t < evictions.by_tier.size(); ++t) {
     std::vector<ObjectId>& ids = evictions.by_tier[t];
     if (ids.empty()) continue;
-    tiers_[t].backend->Erase(ids, EraseMode::kEvict, [core = shared_from_this(), t, ids](std::span<const Status>) {
-      core->EndErases(t, ids);
-    });
+    tiers_[t].backend->Erase(
+        ids, EraseMode::kEvict,
+        [core = shared_from_this(), t, ids](std::span<const Status>) { core->EndErases(t, ids); });
   }
 }
 

@@ -1,13 +1,18 @@
-// ManagerCore: the state that StorageManager, its leases, loads and writable chunks share. Kept alive by each of them.
+// ManagerCore: the state that StorageManager, its leases, loads and writable chunks share. Kept alive by each
+// of them.
 //
 // What is true whenever mutex_ is free:
-//   - an entry is in the index exactly while one of its objects lies in a tier, is being written to one, or is being stored;
-//   - an object's bit for the host tier is set exactly while the host backend holds it (host calls complete inline, under
-//     mutex_); its bit for another tier is set after that backend's Put succeeded and cleared before its Erase is sent;
+//   - an entry is in the index exactly while one of its objects lies in a tier, is being written to one, or
+//   is being stored;
+//   - an object's bit for the host tier is set exactly while the host backend holds it (host calls complete
+//   inline, under
+//     mutex_); its bit for another tier is set after that backend's Put succeeded and cleared before its
+//     Erase is sent;
 //   - each tier's policy knows exactly the objects that have the tier's bit.
 //
-// Lock order: mutex_, then the host backend's own. Backends that do not complete inline are never called under mutex_, and
-// no callback of a caller is. LoadHandle::State has a mutex of its own, taken before mutex_, never after.
+// Lock order: mutex_, then the host backend's own. Backends that do not complete inline are never called
+// under mutex_, and no callback of a caller is. LoadHandle::State has a mutex of its own, taken before
+// mutex_, never after.
 #pragma once
 
 #include <condition_variable>
@@ -34,6 +39,7 @@ struct RootState {
   KvSpec spec;
   ChunkKey root;
   RootRecord record;
+  uint32_t division = spec.DivisionTag();
 
   Retention RuleOf(uint16_t group) const { return spec.groups[group].rule; }
   std::vector<ObjectPart> DefaultParts() const;
@@ -47,7 +53,7 @@ struct LeaseItem {
   uint64_t chunk_index = 0;
   TokenRange payload_tokens;
   TokenRange matched_tokens;
-  ObjectMeta meta;   // what the frame must say of itself
+  ObjectMeta meta;  // what the frame must say of itself
   bool in_host = false;
 };
 
@@ -61,10 +67,12 @@ struct Lease::State {
   TimePoint deadline{};
   std::vector<LeaseItem> items;
   // Guarded by core->mutex_.
-  bool holds_entries = false;    // counted in its entries' leases, and in core->lease_deadlines_ at `place`
+  bool holds_entries = false;  // counted in its entries' leases, and in core->lease_deadlines_ at `place`
   std::multimap<TimePoint, std::weak_ptr<State>>::iterator place;
-  bool is_protecting = false;    // and in their host_leases, within the budget
+  bool is_protecting = false;  // and in their host_leases, within the budget
   uint64_t budget_bytes = 0;
+  bool protects_lower = false;  // and in their lower_leases, within that budget
+  uint64_t lower_budget_bytes = 0;
 
   ~State();
 };
@@ -89,8 +97,8 @@ struct WriteJob {
   uint64_t ticket = 0;
   int evictions_tried = 0;
   enum class Phase { kQueued, kInFlight, kDone } phase = Phase::kQueued;
-  Status status;          // in kDone
-  bool doomed = false;    // erased meanwhile: must not become visible
+  Status status;        // in kDone
+  bool doomed = false;  // erased meanwhile: must not become visible
 };
 
 class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
@@ -103,11 +111,11 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
     uint64_t objects = 0;
     std::deque<std::shared_ptr<WriteJob>> writes;  // parents first; front is published first
     uint64_t inflight_bytes = 0;
-    // Erases that were decided and are not done: a write of the same object waits for them, or it would be sent first
-    // and erased behind its back.
+    // Erases that were decided and are not done: a write of the same object waits for them, or it would be
+    // sent first and erased behind its back.
     absl::flat_hash_map<ObjectId, uint32_t, ObjectIdHash> erasing;
-    uint32_t clearing = 0;       // the same of everything
-    bool is_pumping = false;     // one thread sends writes; others leave it word
+    uint32_t clearing = 0;    // the same of everything
+    bool is_pumping = false;  // one thread sends writes; others leave it word
     bool pump_again = false;
     Counter* hits = nullptr;
     Counter* evictions = nullptr;
@@ -189,16 +197,17 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
   void EndErases(size_t tier, std::span<const ObjectId> ids);
 
   // lookup.cc
-  bool IsUsable(const IndexEntry& entry, ObjectPart part) const;
-  bool AllUsable(const IndexEntry& entry, std::span<const ObjectPart> parts) const;
+  bool IsUsable(const RootState& root, const IndexEntry& entry, ObjectPart part) const;
   struct MatchPlan;
-  MatchPlan PlanMatch(const RootState& root, std::span<const ChunkKey> keys, const TokenView& prompt, uint64_t limit,
-                      std::span<const ObjectPart> parts) const;
-  void AddLeaseItem(const IndexEntry& entry, ObjectPart part, uint64_t matched_end, Lease::State& lease) const;
+  MatchPlan PlanMatch(const RootState& root, std::span<const ChunkKey> keys, const TokenView& prompt,
+                      uint64_t limit, std::span<const ObjectPart> parts) const;
+  void AddLeaseItem(const IndexEntry& entry, ObjectPart part, uint64_t matched_end,
+                    Lease::State& lease) const;
   void FillLease(const MatchPlan& plan, std::span<const ObjectPart> parts, Lease::State& lease);
   void Protect(const std::shared_ptr<Lease::State>& lease);
   void Unprotect(Lease::State& lease);
-  // Ends what is past its deadline. `ended` is destroyed by the caller after the lock: it may hold last references.
+  // Ends what is past its deadline. `ended` is destroyed by the caller after the lock: it may hold last
+  // references.
   void ReapLeases(std::vector<std::shared_ptr<Lease::State>>& ended);
   void ReleaseLease(Lease::State& lease);
 
@@ -209,11 +218,13 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
     uint32_t header_bytes = 0;
   };
   BufferRef BorrowFromHost(const ObjectId& id);
-  // The object that the item was made from, or another save of it with the same lengths; null where neither is known.
+  // The object that the item was made from, or another save of it with the same lengths; null where neither
+  // is known.
   ObjectPresence* FindLeased(const LeaseItem& item);
   size_t NextTierWith(const LeaseItem& item, size_t from_tier);
   // `erasures`: erasures_ when the read began.
-  void FinishRead(const LeaseItem& item, size_t tier, const BufferRef& buffer, const Status& status, uint64_t erasures);
+  void FinishRead(const LeaseItem& item, size_t tier, const BufferRef& buffer, const Status& status,
+                  uint64_t erasures);
   void DropCorrupt(const LeaseItem& item, size_t tier);
 
   // store.cc
@@ -227,7 +238,8 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
   };
   Status PrepareOne(const StoreRequest& request, const PayloadSizes& sizes, PrepareResult& out);
   enum class Claim { kPresent, kClaimed, kNoParent };
-  Claim ClaimStore(const StoreRequest& request, uint64_t store_id, ChunkContentRef& content);
+  Claim ClaimStore(const StoreRequest& request, uint64_t store_id, ChunkContentRef& content,
+                   Evictions& evictions);
   void CompleteTiers(IndexEntry& entry, ObjectPresence& object);
   Result<BufferRef> AllocateFrame(FrameHeader& header);
   void Abandon(const ObjectId& id, uint64_t store_id);
@@ -236,8 +248,8 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
   bool PutInHost(const ObjectId& id, const BufferRef& buffer, const ObjectMeta& meta);
 
   // write_behind.cc
-  void EnqueueWrites(IndexEntry& entry, ObjectPresence& object, const BufferRef& buffer, const ObjectMeta& meta,
-                     uint64_t ticket);
+  void EnqueueWrites(IndexEntry& entry, ObjectPresence& object, const BufferRef& buffer,
+                     const ObjectMeta& meta, uint64_t ticket);
   void PumpWrites(size_t tier);
   void OnWriteDone(size_t tier, const std::shared_ptr<WriteJob>& job, const Status& status);
   bool MakeRoom(size_t tier, const std::shared_ptr<WriteJob>& job);
@@ -280,21 +292,22 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
   std::shared_ptr<Executor> executor_;
   std::shared_ptr<Strand> strand_;  // seals, publishes, writes the roots table: in order of Commit
   std::unique_ptr<BufferPool> pool_;
-  std::vector<TierState> tiers_;    // fixed after Open, but for what their comments say
+  std::vector<TierState> tiers_;  // fixed after Open, but for what their comments say
 
-  std::mutex close_mutex_;           // one Close at a time; taken before mutex_
+  std::mutex close_mutex_;  // one Close at a time; taken before mutex_
   mutable std::mutex mutex_;
   std::condition_variable drained_;  // a ticket or a write ended
   bool closing_ = false;
   bool closed_ = false;
   bool tiers_closed_ = false;
-  uint64_t erasures_ = 0;            // calls of Erase and Clear
+  uint64_t erasures_ = 0;  // calls of Erase and Clear
   ChunkIndex index_;
   absl::flat_hash_map<ChunkKey, RootStateRef, DigestHash> roots_;
   absl::flat_hash_map<uint64_t, std::unique_ptr<RequestState>> requests_;
   std::multimap<TimePoint, std::weak_ptr<Lease::State>> lease_deadlines_;
   std::multimap<TimePoint, uint64_t> request_deadlines_;
-  uint64_t leased_bytes_ = 0;
+  uint64_t leased_bytes_ = 0;        // in the host tier
+  uint64_t lower_leased_bytes_ = 0;  // in the tiers below
   uint64_t active_leases_ = 0;
   uint64_t next_id_ = 1;             // of leases, stores and tickets
   std::multiset<uint64_t> tickets_;  // commits that are not yet published and written behind

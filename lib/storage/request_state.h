@@ -1,5 +1,5 @@
-// What is kept of a request id between lookups: its prompt so far and the hash state, so that a grown prompt hashes only
-// its new tokens.
+// What is kept of a request id between lookups: its prompt so far and the hash state, so that a grown prompt
+// hashes only its new tokens.
 #pragma once
 
 #include <memory>

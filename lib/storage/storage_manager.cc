@@ -7,8 +7,10 @@ namespace terrace {
 
 StorageManager::StorageManager(std::shared_ptr<ManagerCore> core) : core_(std::move(core)) {}
 
-Result<std::unique_ptr<StorageManager>> StorageManager::Open(StorageOptions options, std::vector<Tier> tiers) {
-  TERRACE_ASSIGN_OR_RETURN(std::shared_ptr<ManagerCore> core, ManagerCore::Open(std::move(options), std::move(tiers)));
+Result<std::unique_ptr<StorageManager>> StorageManager::Open(StorageOptions options,
+                                                             std::vector<Tier> tiers) {
+  TERRACE_ASSIGN_OR_RETURN(std::shared_ptr<ManagerCore> core,
+                           ManagerCore::Open(std::move(options), std::move(tiers)));
   return std::unique_ptr<StorageManager>(new StorageManager(std::move(core)));
 }
 
@@ -22,11 +24,13 @@ StorageManager::~StorageManager() {
   core_->Close(kNoDeadline).IgnoreError();
 }
 
-Result<ChunkKey> StorageManager::Root(const KvSpec& spec, std::span<const Adapter> adapters, std::string_view salt) {
+Result<ChunkKey> StorageManager::Root(const KvSpec& spec, std::span<const Adapter> adapters,
+                                      std::string_view salt) {
   return core_->Root(spec, adapters, salt);
 }
 
-Result<Lease> StorageManager::Lookup(const ChunkKey& root, const TokenView& prompt, const LookupOptions& options) {
+Result<Lease> StorageManager::Lookup(const ChunkKey& root, const TokenView& prompt,
+                                     const LookupOptions& options) {
   return core_->Lookup(root, prompt, options);
 }
 

@@ -1,4 +1,5 @@
-// Store: Prepare claims what is absent and hands out buffers, Commit seals and publishes them on the executor.
+// Store: Prepare claims what is absent and hands out buffers, Commit seals and publishes them on the
+// executor.
 #include <algorithm>
 #include <cstring>
 
@@ -29,13 +30,15 @@ ObjectMeta MetaOf(const IndexEntry& entry, const ObjectPresence& object) {
   meta.content = entry.content;
   meta.frame_bytes = object.frame_bytes;
   meta.payload_bytes = object.payload_bytes;
+  meta.division = object.division;
   return meta;
 }
 
 }  // namespace
 
-Result<PrepareResult> ManagerCore::Prepare(const ChunkKey& root_key, const TokenView& prompt, TokenRange range,
-                                           const PayloadSizes& sizes, std::span<const ObjectPart> asked_parts) {
+Result<PrepareResult> ManagerCore::Prepare(const ChunkKey& root_key, const TokenView& prompt,
+                                           TokenRange range, const PayloadSizes& sizes,
+                                           std::span<const ObjectPart> asked_parts) {
   TERRACE_RETURN_IF_ERROR(CheckNotForked());
   TERRACE_RETURN_IF_ERROR(prompt.Validate());
   RootStateRef root;
@@ -48,8 +51,9 @@ Result<PrepareResult> ManagerCore::Prepare(const ChunkKey& root_key, const Token
   TERRACE_RETURN_IF_ERROR(root->CheckParts(asked_parts));
   const uint64_t chunk = root->spec.tokens_per_chunk;
   if (range.begin % chunk != 0 || range.begin > range.end || range.end > prompt.tokens.size()) {
-    return InvalidArgumentError("token range [" + std::to_string(range.begin) + ", " + std::to_string(range.end) +
-                                "); allowed: from a multiple of " + std::to_string(chunk) + " to at most " +
+    return InvalidArgumentError("token range [" + std::to_string(range.begin) + ", " +
+                                std::to_string(range.end) + "); allowed: from a multiple of " +
+                                std::to_string(chunk) + " to at most " +
                                 std::to_string(prompt.tokens.size()));
   }
   std::vector<ObjectPart> parts(asked_parts.begin(), asked_parts.end());
@@ -80,12 +84,14 @@ Status ManagerCore::PrepareOne(const StoreRequest& request, const PayloadSizes& 
   uint64_t store_id;
   ChunkContentRef content;
   Claim claim;
+  Evictions evictions;
   {
     std::lock_guard lock(mutex_);
     TERRACE_RETURN_IF_ERROR(CheckOpen());
     store_id = next_id_++;
-    claim = ClaimStore(request, store_id, content);
+    claim = ClaimStore(request, store_id, content, evictions);
   }
+  SendEvictions(std::move(evictions));
   if (claim == Claim::kNoParent) {
     return FailedPreconditionError("the chunk before token " + std::to_string(request.tokens.begin) +
                                    " is neither stored nor being stored");
@@ -107,6 +113,7 @@ Status ManagerCore::PrepareOne(const StoreRequest& request, const PayloadSizes& 
   header.parent = request.parent;
   header.key = request.id.key;
   header.part = request.id.part;
+  header.division = request.root.division;
   header.first_token = request.tokens.begin;
   header.content = *content;
   header.payload_bytes = payload_bytes;
@@ -115,9 +122,10 @@ Status ManagerCore::PrepareOne(const StoreRequest& request, const PayloadSizes& 
   const uint64_t num_tokens = request.tokens.end - request.tokens.begin;
   if (spec.payload_form == PayloadForm::kCanonical &&
       payload_bytes != spec.PayloadBytes(request.id.part, static_cast<uint32_t>(num_tokens))) {
-    return InvalidArgumentError("a canonical payload of " + std::to_string(num_tokens) + " tokens is " +
-                                std::to_string(payload_bytes) + " bytes; allowed: " +
-                                std::to_string(spec.PayloadBytes(request.id.part, static_cast<uint32_t>(num_tokens))));
+    return InvalidArgumentError(
+        "a canonical payload of " + std::to_string(num_tokens) + " tokens is " +
+        std::to_string(payload_bytes) + " bytes; allowed: " +
+        std::to_string(spec.PayloadBytes(request.id.part, static_cast<uint32_t>(num_tokens))));
   }
   // The payload's end may overflow no sum below, whatever the caller's callback says.
   if (payload_bytes > (uint64_t{1} << 40)) return InvalidArgumentError("a payload above 1 TiB");
@@ -139,16 +147,25 @@ Result<BufferRef> ManagerCore::AllocateFrame(FrameHeader& header) {
   return pool_->Allocate(kTierPageBytes + header.frame_bytes);
 }
 
-ManagerCore::Claim ManagerCore::ClaimStore(const StoreRequest& request, uint64_t store_id, ChunkContentRef& content) {
+ManagerCore::Claim ManagerCore::ClaimStore(const StoreRequest& request, uint64_t store_id,
+                                           ChunkContentRef& content, Evictions& evictions) {
   if (IndexEntry* entry = index_.Find(request.id.key)) {
     ObjectPresence* object = entry->Find(request.id.part);
     if (object != nullptr && object->store_id != 0) return Claim::kPresent;
     if (object != nullptr && (object->tiers | object->writing) != 0) {
-      CompleteTiers(*entry, *object);
-      return Claim::kPresent;
+      if (object->division == request.root.division || object->writing != 0) {
+        CompleteTiers(*entry, *object);
+        return Claim::kPresent;
+      }
+      // Of another division into shards, with what hangs below: of no use to who stores now.
+      for (size_t t = 0; t < tiers_.size(); ++t) {
+        if (object->tiers & Bit(t)) EvictObject(*entry, request.id.part, t, evictions);
+      }
+      CascadeUnreachable(request.id.key, request.id.part, evictions);
     }
   }
-  const bool needs_parent = request.tokens.begin > 0 && request.root.RuleOf(request.id.part.group) != Retention::kState;
+  const bool needs_parent =
+      request.tokens.begin > 0 && request.root.RuleOf(request.id.part.group) != Retention::kState;
   if (needs_parent && !IsReachableFrom(request.parent, request.id.part, 0, true)) return Claim::kNoParent;
   IndexEntry* entry = index_.Find(request.id.key);
   if (entry == nullptr) {
@@ -160,12 +177,14 @@ ManagerCore::Claim ManagerCore::ClaimStore(const StoreRequest& request, uint64_t
   return Claim::kClaimed;
 }
 
-// An object that lies in the host tier alone (its write failed, or found no room) is offered to the lower tiers again.
+// An object that lies in the host tier alone (its write failed, or found no room) is offered to the lower
+// tiers again.
 void ManagerCore::CompleteTiers(IndexEntry& entry, ObjectPresence& object) {
   if (!HasHostTier() || !(object.tiers & Bit(0))) return;
   bool is_complete = true;
   for (size_t t = 1; t < tiers_.size(); ++t) {
-    is_complete &= ((object.tiers | object.writing) & Bit(t)) != 0 || !ParentReachable(entry, object.part, t, true);
+    is_complete &=
+        ((object.tiers | object.writing) & Bit(t)) != 0 || !ParentReachable(entry, object.part, t, true);
   }
   if (is_complete) return;
   const BufferRef buffer = BorrowFromHost({entry.key, object.part});
@@ -198,7 +217,9 @@ void ManagerCore::Commit(std::vector<WritableChunk> chunks) {
       tickets_.insert(state->ticket);
     }
     strand_->Post([core = shared_from_this(), state,
-                   end = std::make_shared<TicketEnd>(shared_from_this(), state->ticket)] { core->SealAndPublish(*state); });
+                   end = std::make_shared<TicketEnd>(shared_from_this(), state->ticket)] {
+      core->SealAndPublish(*state);
+    });
   }
 }
 
@@ -235,6 +256,7 @@ void ManagerCore::Publish(WritableChunk::State& chunk, Evictions& evictions) {
   chunk.store_id = 0;
   object->frame_bytes = chunk.header.frame_bytes;
   object->payload_bytes = chunk.header.payload_bytes;
+  object->division = chunk.header.division;
   if (!ParentReachable(*entry, chunk.id.part, 0, true)) {
     DropCounter("parent_lost")->Add();
     CascadeUnreachable(chunk.id.key, chunk.id.part, evictions);
@@ -285,12 +307,14 @@ bool ManagerCore::PutInHost(const ObjectId& id, const BufferRef& buffer, const O
   }
 }
 
-// --- WritableChunk -----------------------------------------------------------------------------------------------
+// --- WritableChunk
+// -----------------------------------------------------------------------------------------------
 
 WritableChunk::State::~State() {
   if (!core) return;
   if (core->IsForkedChild()) {
-    new BufferRef(std::move(buffer));  // the parent's; giving it back takes locks that a fork may have left held
+    new BufferRef(
+        std::move(buffer));  // the parent's; giving it back takes locks that a fork may have left held
     return;
   }
   if (store_id != 0) core->Abandon(id, store_id);

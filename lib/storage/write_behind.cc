@@ -1,5 +1,6 @@
-// Write-behind: what is published goes to the lower tiers, parents first, a bounded number of bytes in flight. Results are
-// published in the order in which the writes were queued, so a child never becomes visible in a tier before its parent.
+// Write-behind: what is published goes to the lower tiers, parents first, a bounded number of bytes in
+// flight. Results are published in the order in which the writes were queued, so a child never becomes
+// visible in a tier before its parent.
 #include <algorithm>
 
 #include "lib/storage/manager_core.h"
@@ -13,8 +14,8 @@ uint64_t JobBytes(const WriteJob& job) { return kTierPageBytes + job.meta.frame_
 
 }  // namespace
 
-void ManagerCore::EnqueueWrites(IndexEntry& entry, ObjectPresence& object, const BufferRef& buffer, const ObjectMeta& meta,
-                                uint64_t ticket) {
+void ManagerCore::EnqueueWrites(IndexEntry& entry, ObjectPresence& object, const BufferRef& buffer,
+                                const ObjectMeta& meta, uint64_t ticket) {
   for (size_t t = HasHostTier() ? 1 : 0; t < tiers_.size(); ++t) {
     if ((object.tiers | object.writing) & Bit(t)) continue;
     auto job = std::make_shared<WriteJob>();
@@ -102,10 +103,12 @@ bool ManagerCore::MakeRoom(size_t t, const std::shared_ptr<WriteJob>& job) {
     std::lock_guard lock(mutex_);
     ReapLeases(ended);
     const uint64_t needed = JobBytes(*job);
-    if (job->doomed || job->evictions_tried >= kMaxEvictionRounds || needed > tier.backend->capacity_bytes()) return false;
+    if (job->doomed || job->evictions_tried >= kMaxEvictionRounds || needed > tier.backend->capacity_bytes())
+      return false;
     uint64_t freed = 0;
     while (freed < needed) {
-      const std::optional<ObjectId> victim = tier.policy->Victim([&](const ObjectId& id) { return MayEvict(id, t); });
+      const std::optional<ObjectId> victim =
+          tier.policy->Victim([&](const ObjectId& id) { return MayEvict(id, t); });
       if (!victim) break;
       IndexEntry* entry = index_.Find(victim->key);
       freed += entry->Find(victim->part)->frame_bytes + kTierPageBytes;
@@ -118,15 +121,16 @@ bool ManagerCore::MakeRoom(size_t t, const std::shared_ptr<WriteJob>& job) {
   // It stays in flight, in its place in the order, until the space is free; then it is queued again.
   const std::vector<ObjectId> ids = std::move(evictions.by_tier[t]);
   evictions.by_tier[t].clear();
-  tier.backend->Erase(ids, EraseMode::kEvict, [core = shared_from_this(), t, job, ids](std::span<const Status>) {
-    {
-      std::lock_guard lock(core->mutex_);
-      core->tiers_[t].inflight_bytes -= JobBytes(*job);
-      job->phase = WriteJob::Phase::kQueued;
-      core->drained_.notify_all();
-    }
-    core->EndErases(t, ids);  // and sends what waits, this job among it
-  });
+  tier.backend->Erase(ids, EraseMode::kEvict,
+                      [core = shared_from_this(), t, job, ids](std::span<const Status>) {
+                        {
+                          std::lock_guard lock(core->mutex_);
+                          core->tiers_[t].inflight_bytes -= JobBytes(*job);
+                          job->phase = WriteJob::Phase::kQueued;
+                          core->drained_.notify_all();
+                        }
+                        core->EndErases(t, ids);  // and sends what waits, this job among it
+                      });
   SendEvictions(std::move(evictions));
   return true;
 }
@@ -180,6 +184,8 @@ void ManagerCore::FinishTicket(uint64_t ticket) {
   drained_.notify_all();
 }
 
-bool ManagerCore::DrainedBefore(uint64_t ticket) const { return tickets_.empty() || *tickets_.begin() >= ticket; }
+bool ManagerCore::DrainedBefore(uint64_t ticket) const {
+  return tickets_.empty() || *tickets_.begin() >= ticket;
+}
 
 }  // namespace terrace

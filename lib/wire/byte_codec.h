@@ -19,7 +19,7 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "formats are little-end
 class ByteWriter {
  public:
   template <typename T>
-    requires std::is_arithmetic_v<T>
+  requires std::is_arithmetic_v<T>
   void Write(T value) {
     char raw[sizeof(T)];
     std::memcpy(raw, &value, sizeof(T));
@@ -47,8 +47,7 @@ class ByteReader {
   explicit ByteReader(Bytes bytes) : bytes_(reinterpret_cast<const char*>(bytes.data()), bytes.size()) {}
 
   template <typename T>
-    requires std::is_arithmetic_v<T>
-  T Read() {
+  requires std::is_arithmetic_v<T> T Read() {
     T value{};
     const std::string_view raw = ReadBytes(sizeof(T));
     if (raw.size() == sizeof(T)) std::memcpy(&value, raw.data(), sizeof(T));
@@ -68,8 +67,8 @@ class ByteReader {
   bool ok_ = true;
 };
 
-// u32 n_tokens | u32 token[] | u32 n_items | { u32 position | u32 length | bytes }[]: the form in which a chunk's
-// content stands in keys, frames, records and messages.
+// u32 n_tokens | u32 token[] | u32 n_items | { u32 position | u32 length | bytes }[]: the form in which a
+// chunk's content stands in keys, frames, records and messages.
 void WriteContent(const ChunkContent& content, ByteWriter& out);
 // Fails the reader unless n_tokens <= kMaxTokensPerChunk, positions strictly increase below n_tokens and
 // lengths are 1..kMaxItemBytes.

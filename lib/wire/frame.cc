@@ -1,9 +1,9 @@
 #include "lib/wire/frame.h"
 
+#include <xxhash.h>
+
 #include <algorithm>
 #include <string>
-
-#include <xxhash.h>
 
 #include "lib/wire/byte_codec.h"
 #include "terrace/token_hasher.h"
@@ -63,20 +63,21 @@ Result<Prefix> ReadPrefix(ByteReader& in, FrameHeader& header) {
   header.part.shard = in.Read<uint16_t>();
   header.codec = static_cast<Codec>(in.Read<uint8_t>());
   header.cipher = in.Read<uint8_t>();
-  const auto reserved = in.Read<uint16_t>();
-  header.flags = in.Read<uint32_t>();
+  header.flags = in.Read<uint16_t>();
+  header.division = in.Read<uint32_t>();
   header.first_token = in.Read<uint64_t>();
   if (!in.ok()) return Bad("shorter than its prefix");
   const uint32_t bytes = prefix.header_bytes;
   if (bytes == 0 || bytes % kFrameAlignment != 0 || bytes > kMaxHeaderBytes) {
     return Bad("length " + std::to_string(bytes) + " is not a multiple of 4096 up to 1 MiB");
   }
-  if (prefix.body_bytes < kHashBytes || prefix.body_bytes > bytes - kFramePrefixBytes) return Bad("body length");
+  if (prefix.body_bytes < kHashBytes || prefix.body_bytes > bytes - kFramePrefixBytes)
+    return Bad("body length");
   if (header.stored_bytes > UINT64_MAX - kMaxHeaderBytes - kFrameAlignment ||
       prefix.frame_bytes != bytes + RoundUp(header.stored_bytes, kFrameAlignment)) {
     return Bad("frame length does not fit its parts");
   }
-  if (reserved != 0 || header.flags != 0) return Bad("reserved bits are set");
+  if (header.flags != 0) return Bad("unknown flags are set");
   return prefix;
 }
 
@@ -92,7 +93,8 @@ Status CheckPieces(const FrameHeader& header) {
     raw += piece.raw_bytes;
     stored += piece.stored_bytes;
   }
-  if (raw != header.payload_bytes || stored != header.stored_bytes) return Bad("pieces do not cover the payload");
+  if (raw != header.payload_bytes || stored != header.stored_bytes)
+    return Bad("pieces do not cover the payload");
   return OkStatus();
 }
 
@@ -145,8 +147,8 @@ Status WriteFrameHeader(FrameHeader& header, MutableBytes frame) {
   out.Write<uint16_t>(header.part.shard);
   out.Write<uint8_t>(static_cast<uint8_t>(header.codec));
   out.Write<uint8_t>(header.cipher);
-  out.Write<uint16_t>(0);
-  out.Write<uint32_t>(header.flags);
+  out.Write<uint16_t>(header.flags);
+  out.Write<uint32_t>(header.division);
   out.Write<uint64_t>(header.first_token);
   WriteBody(header, out);
   const Hash128 hash = HashBytes(std::as_bytes(std::span(out.str())));
@@ -203,7 +205,8 @@ Result<FrameHeader> ParseFrameHeader(Bytes frame) {
     header.pieces.push_back(piece);
   }
   if (Status status = CheckPieces(header); !status.ok()) return status;
-  if (TokenHasher::KeyOf(header.parent, header.content) != header.key) return Bad("key is not that of its tokens");
+  if (TokenHasher::KeyOf(header.parent, header.content) != header.key)
+    return Bad("key is not that of its tokens");
   return header;
 }
 

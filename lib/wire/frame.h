@@ -14,8 +14,8 @@
 //   46      2     u16 shard
 //   48      1     u8  codec              0 = raw
 //   49      1     u8  cipher             0 = none
-//   50      2     u16 reserved = 0
-//   52      4     u32 flags              0
+//   50      2     u16 flags              0
+//   52      4     u32 division           KvSpec::DivisionTag
 //   56      8     u64 first_token
 //   64            body:
 //           32    root
@@ -25,13 +25,13 @@
 //           12    nonce                  zero without encryption
 //           ...   content                u32 n_tokens | u32[] | u32 n_items | { u32 pos | u32 len | bytes }[]
 //           4     u32 n_pieces
-//           n x   { u64 raw_offset | u32 raw_bytes | u32 stored_bytes | u64 stored_offset | u64 hash_low | u64 hash_high }
-//           16    XXH3-128 of bytes [0, 64 + body_bytes - 16) of this area: low, high
+//           n x   { u64 raw_offset | u32 raw_bytes | u32 stored_bytes | u64 stored_offset | u64 hash_low |
+//           u64 hash_high } 16    XXH3-128 of bytes [0, 64 + body_bytes - 16) of this area: low, high
 //   then zeros up to header_bytes
 //
-// Offsets of pieces count from the payload's first byte (at header_bytes of the frame); the hash of a piece is
-// XXH3-128 of its stored bytes. Pieces cover the payload without gap, in order; they are 1 MiB and never cross
-// a layer of a canonical payload.
+// Offsets of pieces count from the payload's first byte (at header_bytes of the frame); the hash of a piece
+// is XXH3-128 of its stored bytes. Pieces cover the payload without gap, in order; they are 1 MiB and never
+// cross a layer of a canonical payload.
 #pragma once
 
 #include <cstdint>
@@ -76,7 +76,8 @@ struct FrameHeader {
   uint8_t cipher = 0;
   uint32_t key_id = 0;
   std::array<std::byte, 12> nonce{};
-  uint32_t flags = 0;
+  uint16_t flags = 0;
+  uint32_t division = 0;
   uint64_t payload_bytes = 0;
   uint64_t stored_bytes = 0;
   std::vector<Piece> pieces;
@@ -87,14 +88,15 @@ struct FrameHeader {
 
 constexpr uint64_t RoundUp(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
-// Piece boundaries of a raw payload: 1 MiB, never across a multiple of layer boundaries given by `layer_bytes`
-// (bytes of each layer in the payload, in order; empty = opaque). Hashes are zero.
+// Piece boundaries of a raw payload: 1 MiB, never across a multiple of layer boundaries given by
+// `layer_bytes` (bytes of each layer in the payload, in order; empty = opaque). Hashes are zero.
 std::vector<Piece> PlanPieces(uint64_t payload_bytes, const std::vector<uint64_t>& layer_bytes);
 
 // The header area that `header` needs, a multiple of 4,096. kInvalidArgument above 1 MiB.
 Result<uint32_t> HeaderBytes(const FrameHeader& header);
 
-// Writes the header area (header.header_bytes and frame_bytes are set from the content) to the beginning of `frame`.
+// Writes the header area (header.header_bytes and frame_bytes are set from the content) to the beginning of
+// `frame`.
 Status WriteFrameHeader(FrameHeader& header, MutableBytes frame);
 
 // The length of the header area from the first 64 bytes; kDataLoss if magic, version or bounds are wrong.

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "lib/wire/byte_codec.h"
+#include "lib/wire/tier_page.h"
 
 namespace terrace {
 namespace {
@@ -136,17 +137,38 @@ void ReadShards(ByteReader& in, KvSpec& spec) {
 bool ReadField(uint16_t number, std::string_view bytes, KvSpec& spec) {
   ByteReader in(bytes);
   switch (number) {
-    case kModelId: spec.model_id = in.ReadBytes(bytes.size()); break;
-    case kModelRevision: spec.model_revision = in.ReadBytes(bytes.size()); break;
-    case kPayloadForm: spec.payload_form = static_cast<PayloadForm>(in.Read<uint8_t>()); break;
-    case kPayloadVersion: spec.payload_version = in.Read<uint32_t>(); break;
-    case kTokensPerChunk: spec.tokens_per_chunk = in.Read<uint32_t>(); break;
-    case kCutField: spec.cut = static_cast<Cut>(in.Read<uint8_t>()); break;
-    case kGroups: ReadGroups(in, spec); break;
-    case kLayers: ReadLayers(in, spec); break;
-    case kEngineExtras: spec.engine_extras = in.ReadBytes(bytes.size()); break;
-    case kShards: ReadShards(in, spec); break;
-    default: return false;
+    case kModelId:
+      spec.model_id = in.ReadBytes(bytes.size());
+      break;
+    case kModelRevision:
+      spec.model_revision = in.ReadBytes(bytes.size());
+      break;
+    case kPayloadForm:
+      spec.payload_form = static_cast<PayloadForm>(in.Read<uint8_t>());
+      break;
+    case kPayloadVersion:
+      spec.payload_version = in.Read<uint32_t>();
+      break;
+    case kTokensPerChunk:
+      spec.tokens_per_chunk = in.Read<uint32_t>();
+      break;
+    case kCutField:
+      spec.cut = static_cast<Cut>(in.Read<uint8_t>());
+      break;
+    case kGroups:
+      ReadGroups(in, spec);
+      break;
+    case kLayers:
+      ReadLayers(in, spec);
+      break;
+    case kEngineExtras:
+      spec.engine_extras = in.ReadBytes(bytes.size());
+      break;
+    case kShards:
+      ReadShards(in, spec);
+      break;
+    default:
+      return false;
   }
   return in.ok() && in.remaining() == 0;
 }
@@ -167,14 +189,16 @@ Status ValidatePlane(const PlaneSpec& plane, const std::string& where) {
 }
 
 Status ValidateLayers(const KvSpec& spec) {
-  if (spec.layers.size() > 4096) return Bad("layers", std::to_string(spec.layers.size()) + " entries", "<= 4096");
+  if (spec.layers.size() > 4096)
+    return Bad("layers", std::to_string(spec.layers.size()) + " entries", "<= 4096");
   if (spec.payload_form == PayloadForm::kCanonical && spec.layers.empty()) {
     return Bad("layers", "empty", "one entry per layer for canonical payloads");
   }
   for (size_t i = 0; i < spec.layers.size(); ++i) {
     const std::string where = "layers[" + std::to_string(i) + "]";
     const LayerSpec& layer = spec.layers[i];
-    if (layer.group >= spec.groups.size()) return Bad(where + ".group", std::to_string(layer.group), "an index of groups");
+    if (layer.group >= spec.groups.size())
+      return Bad(where + ".group", std::to_string(layer.group), "an index of groups");
     if (layer.planes.empty() || layer.planes.size() > 16) {
       return Bad(where + ".planes", std::to_string(layer.planes.size()) + " entries", "1..16");
     }
@@ -195,13 +219,16 @@ Status ValidateShards(const KvSpec& spec) {
     }
     if (spec.payload_form == PayloadForm::kCanonical &&
         (shard.layer_begin >= shard.layer_end || shard.layer_end > spec.layers.size())) {
-      return Bad(where + ".layer_end", std::to_string(shard.layer_end), "layer_begin + 1 .. number of layers");
+      return Bad(where + ".layer_end", std::to_string(shard.layer_end),
+                 "layer_begin + 1 .. number of layers");
     }
     for (size_t l = shard.layer_begin; l < std::min<size_t>(shard.layer_end, spec.layers.size()); ++l) {
       for (const PlaneSpec& plane : spec.layers[l].planes) {
         const bool split = plane.heads >= shard.tensor_size;
-        if (split && (plane.heads % shard.tensor_size != 0 || plane.bytes_per_token % shard.tensor_size != 0)) {
-          return Bad(where + ".tensor_size", std::to_string(shard.tensor_size), "a divisor of each plane's heads");
+        if (split &&
+            (plane.heads % shard.tensor_size != 0 || plane.bytes_per_token % shard.tensor_size != 0)) {
+          return Bad(where + ".tensor_size", std::to_string(shard.tensor_size),
+                     "a divisor of each plane's heads");
         }
       }
     }
@@ -223,16 +250,20 @@ Status KvSpec::Validate() const {
     return Bad("tokens_per_chunk", std::to_string(tokens_per_chunk), "1..4096");
   }
   const auto cut_value = static_cast<int>(cut);
-  if (cut_value < 1 || cut_value > 3) return Bad("cut", std::to_string(cut_value), "none (1), whole (2), ranged (3)");
+  if (cut_value < 1 || cut_value > 3)
+    return Bad("cut", std::to_string(cut_value), "none (1), whole (2), ranged (3)");
   if (cut == Cut::kRanged && payload_form != PayloadForm::kCanonical) {
     return Bad("cut", "ranged", "none or whole for opaque payloads");
   }
-  if (groups.empty() || groups.size() > 16) return Bad("groups", std::to_string(groups.size()) + " entries", "1..16");
+  if (groups.empty() || groups.size() > 16)
+    return Bad("groups", std::to_string(groups.size()) + " entries", "1..16");
   for (const GroupSpec& group : groups) {
     const auto rule = static_cast<int>(group.rule);
-    if (rule < 1 || rule > 3) return Bad("groups.rule", std::to_string(rule), "full (1), window (2), state (3)");
+    if (rule < 1 || rule > 3)
+      return Bad("groups.rule", std::to_string(rule), "full (1), window (2), state (3)");
     if ((group.rule == Retention::kWindow) != (group.window_tokens > 0)) {
-      return Bad("groups.window_tokens", std::to_string(group.window_tokens), "> 0 exactly for the window rule");
+      return Bad("groups.window_tokens", std::to_string(group.window_tokens),
+                 "> 0 exactly for the window rule");
     }
     if (group.rule == Retention::kState && cut != Cut::kNone) {
       return Bad("cut", std::to_string(cut_value), "none where a group is a state");
@@ -244,7 +275,8 @@ Status KvSpec::Validate() const {
 
 uint64_t KvSpec::LayerBytesPerToken(uint32_t layer, ObjectPart part) const {
   if (layer >= layers.size() || layers[layer].group != part.group || part.shard >= num_shards()) return 0;
-  const ShardSpec shard = shards.empty() ? ShardSpec{0, 1, 0, static_cast<uint32_t>(layers.size())} : shards[part.shard];
+  const ShardSpec shard =
+      shards.empty() ? ShardSpec{0, 1, 0, static_cast<uint32_t>(layers.size())} : shards[part.shard];
   if (layer < shard.layer_begin || layer >= shard.layer_end) return 0;
   uint64_t bytes = 0;
   for (const PlaneSpec& plane : layers[layer].planes) {
@@ -257,8 +289,17 @@ uint64_t KvSpec::LayerBytesPerToken(uint32_t layer, ObjectPart part) const {
 uint64_t KvSpec::PayloadBytes(ObjectPart part, uint32_t num_tokens) const {
   if (payload_form != PayloadForm::kCanonical) return 0;
   uint64_t bytes = 0;
-  for (uint32_t layer = 0; layer < layers.size(); ++layer) bytes += LayerBytesPerToken(layer, part) * num_tokens;
+  for (uint32_t layer = 0; layer < layers.size(); ++layer)
+    bytes += LayerBytesPerToken(layer, part) * num_tokens;
   return bytes;
+}
+
+uint32_t KvSpec::DivisionTag() const {
+  if (shards.empty()) return 0;
+  const Digest digest = Sha256(ShardBytes(*this));
+  uint32_t tag;
+  std::memcpy(&tag, digest.bytes.data(), sizeof(tag));
+  return tag != 0 ? tag : 1;
 }
 
 std::string KvSpec::Serialize() const { return SerializeFields(*this, true); }
@@ -274,7 +315,8 @@ Result<KvSpec> KvSpec::Parse(std::string_view bytes) {
     const auto number = in.Read<uint16_t>();
     const std::string_view value = in.ReadSized();
     if (!in.ok() || number <= last || !ReadField(number, value, spec)) {
-      return DataLossError("KvSpec: field " + std::to_string(number) + " is malformed, unknown or out of order");
+      return DataLossError("KvSpec: field " + std::to_string(number) +
+                           " is malformed, unknown or out of order");
     }
     last = number;
   }

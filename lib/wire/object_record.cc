@@ -22,8 +22,10 @@ Result<std::string_view> Opened(std::string_view value, std::string_view what) {
   const std::string_view body = value.substr(0, value.size() - kSumBytes);
   uint64_t sum;
   std::memcpy(&sum, value.data() + body.size(), kSumBytes);
-  if (XXH3_64bits(body.data(), body.size()) != sum) return DataLossError(std::string(what) + ": checksum is wrong");
-  if (static_cast<uint8_t>(body[0]) != kVersion) return DataLossError(std::string(what) + ": unknown version");
+  if (XXH3_64bits(body.data(), body.size()) != sum)
+    return DataLossError(std::string(what) + ": checksum is wrong");
+  if (static_cast<uint8_t>(body[0]) != kVersion)
+    return DataLossError(std::string(what) + ": unknown version");
   return body.substr(1);
 }
 
@@ -67,8 +69,8 @@ std::string EncodePlace(const ObjectRecord& record) {
   ByteWriter out;
   out.Write<uint8_t>(kVersion);
   out.Write<uint8_t>(static_cast<uint8_t>(meta.codec));
-  out.Write<uint16_t>(0);
-  out.Write<uint32_t>(meta.flags);
+  out.Write<uint16_t>(meta.flags);
+  out.Write<uint32_t>(meta.division);
   out.Write<int32_t>(meta.priority);
   out.Write<uint32_t>(record.header_bytes);
   out.Write<int64_t>(ToNanoseconds(meta.expiry));
@@ -95,8 +97,8 @@ Result<ObjectRecord> DecodePlace(std::string_view value) {
   ObjectRecord record;
   ObjectMeta& meta = record.meta;
   meta.codec = static_cast<Codec>(in.Read<uint8_t>());
-  in.Read<uint16_t>();
-  meta.flags = in.Read<uint32_t>();
+  meta.flags = in.Read<uint16_t>();
+  meta.division = in.Read<uint32_t>();
   meta.priority = in.Read<int32_t>();
   record.header_bytes = in.Read<uint32_t>();
   meta.expiry = FromNanoseconds(in.Read<int64_t>());
@@ -108,7 +110,8 @@ Result<ObjectRecord> DecodePlace(std::string_view value) {
   meta.parent = in.ReadDigest();
   const auto n = in.Read<uint32_t>();
   if (!in.ok() || in.remaining() != size_t{n} * 24) return DataLossError("place record: malformed");
-  if (meta.frame_bytes % kFrameAlignment != 0 || meta.frame_bytes > kMaxFrameBytes || meta.payload_bytes > kMaxFrameBytes) {
+  if (meta.frame_bytes % kFrameAlignment != 0 || meta.frame_bytes > kMaxFrameBytes ||
+      meta.payload_bytes > kMaxFrameBytes) {
     return DataLossError("place record: frame length");
   }
   record.extents.reserve(n);
@@ -119,11 +122,13 @@ Result<ObjectRecord> DecodePlace(std::string_view value) {
     in.Read<uint32_t>();
     extent.offset = in.Read<uint64_t>();
     extent.length = in.Read<uint64_t>();
-    if (extent.length > kTierPageBytes + meta.frame_bytes - total) return DataLossError("place record: extent length");
+    if (extent.length > kTierPageBytes + meta.frame_bytes - total)
+      return DataLossError("place record: extent length");
     total += extent.length;
     record.extents.push_back(extent);
   }
-  if (total != kTierPageBytes + meta.frame_bytes) return DataLossError("place record: extents do not hold the frame");
+  if (total != kTierPageBytes + meta.frame_bytes)
+    return DataLossError("place record: extents do not hold the frame");
   return record;
 }
 

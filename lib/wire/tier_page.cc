@@ -1,11 +1,11 @@
 #include "lib/wire/tier_page.h"
 
-#include <algorithm>
-
 #include <openssl/core_names.h>
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <openssl/params.h>
+
+#include <algorithm>
 
 #include "lib/base/check.h"
 #include "lib/wire/byte_codec.h"
@@ -31,11 +31,12 @@ Mac ComputeMac(Bytes fields, Bytes header_area, const DirectorySecret& secret) {
   std::array<unsigned char, 32> full{};
   size_t written = 0;
   const auto* key = reinterpret_cast<const unsigned char*>(secret.data());
-  const bool ok = EVP_MAC_init(context, key, secret.size(), params) == 1 &&
-                  EVP_MAC_update(context, reinterpret_cast<const unsigned char*>(fields.data()), fields.size()) == 1 &&
-                  EVP_MAC_update(context, reinterpret_cast<const unsigned char*>(header_area.data()),
-                                 header_area.size()) == 1 &&
-                  EVP_MAC_final(context, full.data(), &written, full.size()) == 1;
+  const bool ok =
+      EVP_MAC_init(context, key, secret.size(), params) == 1 &&
+      EVP_MAC_update(context, reinterpret_cast<const unsigned char*>(fields.data()), fields.size()) == 1 &&
+      EVP_MAC_update(context, reinterpret_cast<const unsigned char*>(header_area.data()),
+                     header_area.size()) == 1 &&
+      EVP_MAC_final(context, full.data(), &written, full.size()) == 1;
   EVP_MAC_CTX_free(context);
   TERRACE_CHECK(ok && written == full.size());
   Mac mac;
@@ -45,7 +46,8 @@ Mac ComputeMac(Bytes fields, Bytes header_area, const DirectorySecret& secret) {
 
 }  // namespace
 
-void WriteTierPage(const TierPage& fields, Bytes header_area, const DirectorySecret& secret, MutableBytes page) {
+void WriteTierPage(const TierPage& fields, Bytes header_area, const DirectorySecret& secret,
+                   MutableBytes page) {
   TERRACE_CHECK(page.size() == kTierPageBytes);
   ByteWriter out;
   out.WriteBytes(kMagic);
@@ -87,8 +89,8 @@ Result<TierPage> ParseTierPage(Bytes page, Bytes header_area, const DirectorySec
 Digest Sha256(std::string_view bytes) {
   Digest digest;
   unsigned int length = 0;
-  const int ok = EVP_Digest(bytes.data(), bytes.size(), reinterpret_cast<unsigned char*>(digest.bytes.data()), &length,
-                            EVP_sha256(), nullptr);
+  const int ok = EVP_Digest(bytes.data(), bytes.size(), reinterpret_cast<unsigned char*>(digest.bytes.data()),
+                            &length, EVP_sha256(), nullptr);
   TERRACE_CHECK(ok == 1 && length == digest.bytes.size());
   return digest;
 }

@@ -12,7 +12,8 @@
 //   48      8     i64 expiry, nanoseconds since the epoch, 0 = never
 //   56      4     i32 priority
 //   60      4     u32 reserved = 0
-//   64      16    HMAC-SHA-256, first 128 bits, under the directory's secret, over bytes [0, 64) and the frame's
+//   64      16    HMAC-SHA-256, first 128 bits, under the directory's secret, over bytes [0, 64) and the
+//   frame's
 //                 header area
 //   80      4016  zeros
 //
@@ -40,7 +41,8 @@ struct TierPage {
 };
 
 // Fills `page` (4,096 bytes) for the frame whose header area is `header_area`.
-void WriteTierPage(const TierPage& fields, Bytes header_area, const DirectorySecret& secret, MutableBytes page);
+void WriteTierPage(const TierPage& fields, Bytes header_area, const DirectorySecret& secret,
+                   MutableBytes page);
 
 // kDataLoss unless the page is whole, was written under this secret for this very header area.
 Result<TierPage> ParseTierPage(Bytes page, Bytes header_area, const DirectorySecret& secret);

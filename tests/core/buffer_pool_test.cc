@@ -1,16 +1,18 @@
 // BufferPool: runs never overlap, everything comes back, the reclaimer is asked when it is full.
+#include "lib/memory/buffer_pool.h"
+
+#include <gtest/gtest.h>
+
 #include <cstring>
 #include <random>
 #include <thread>
 
-#include <gtest/gtest.h>
-
-#include "lib/memory/buffer_pool.h"
-
 namespace terrace {
 namespace {
 
-std::unique_ptr<BufferPool> MakePool(uint64_t bytes) { return *BufferPool::Create({.size_bytes = bytes, .huge_pages = false}); }
+std::unique_ptr<BufferPool> MakePool(uint64_t bytes) {
+  return *BufferPool::Create({.size_bytes = bytes, .huge_pages = false});
+}
 
 TEST(BufferPoolTest, RunsKeepTheirBytesAndAllComesBack) {
   auto pool = MakePool(8 << 20);
@@ -29,7 +31,8 @@ TEST(BufferPoolTest, RunsKeepTheirBytesAndAllComesBack) {
     if (held.size() > 1 && random() % 2) {
       std::swap(held[random() % held.size()], held.back());
       const Bytes run = held.back().first.run();
-      for (size_t at = 0; at < run.size(); at += 4093) ASSERT_EQ(static_cast<int>(run[at]), held.back().second);
+      for (size_t at = 0; at < run.size(); at += 4093)
+        ASSERT_EQ(static_cast<int>(run[at]), held.back().second);
       held.pop_back();
     }
   }

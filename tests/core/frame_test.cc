@@ -1,11 +1,12 @@
 // Frame, tier page, record: golden bytes, and every flipped bit is seen.
-#include <fstream>
-#include <random>
+#include "lib/wire/frame.h"
 
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <random>
+
 #include "lib/codec/piece_codec.h"
-#include "lib/wire/frame.h"
 #include "lib/wire/object_record.h"
 #include "lib/wire/tier_page.h"
 #include "terrace/token_hasher.h"
@@ -13,7 +14,9 @@
 namespace terrace {
 namespace {
 
-std::string GoldenPath(const std::string& name) { return std::string(TERRACE_SOURCE_DIR "/tests/golden/") + name; }
+std::string GoldenPath(const std::string& name) {
+  return std::string(TERRACE_SOURCE_DIR "/tests/golden/") + name;
+}
 
 // The file's bytes. TERRACE_WRITE_GOLDEN=1 makes files that are missing; existing ones are never rewritten.
 std::string Golden(const std::string& name, const std::string& made_now) {
@@ -122,7 +125,8 @@ TEST(PieceVerifierTest, AnyOrderOfArrivalAndEveryFlippedByte) {
     constexpr uint64_t kStep = 256 * 1024;
     for (uint64_t at = 0; at < sample.frame.size(); at += kStep) starts.push_back(at);
     std::shuffle(starts.begin(), starts.end(), random);
-    for (const uint64_t at : starts) verifier.MarkPresent(at, std::min<uint64_t>(kStep, sample.frame.size() - at));
+    for (const uint64_t at : starts)
+      verifier.MarkPresent(at, std::min<uint64_t>(kStep, sample.frame.size() - at));
     const Result<FrameHeader> header = verifier.Finish(sample.frame.size());
     ASSERT_TRUE(header.ok()) << header.status().ToString();
     EXPECT_EQ(header->key, sample.header.key);
@@ -204,7 +208,8 @@ TEST(ObjectRecordTest, GoldenAndEveryFlippedBitIsSeen) {
     for (size_t bit = 0; bit < value.size() * 8; ++bit) {
       std::string broken = value;
       broken[bit / 8] ^= static_cast<char>(1 << (bit % 8));
-      EXPECT_FALSE(DecodePlace(broken).ok() || DecodeRecordContent(broken).ok() || DecodeRootRecord(root.root, broken).ok());
+      EXPECT_FALSE(DecodePlace(broken).ok() || DecodeRecordContent(broken).ok() ||
+                   DecodeRootRecord(root.root, broken).ok());
     }
     for (size_t n = 0; n < value.size(); ++n) EXPECT_FALSE(DecodePlace(value.substr(0, n)).ok());
   }

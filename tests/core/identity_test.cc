@@ -1,10 +1,10 @@
 // Keys, roots, specs, matches: the golden examples, and what must differ.
-#include <fstream>
-#include <random>
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <fstream>
 #include <nlohmann/json.hpp>
+#include <random>
 
 #include "lib/core/chunk_index.h"
 #include "terrace/kv_spec.h"
@@ -17,11 +17,14 @@ using nlohmann::json;
 
 std::vector<std::byte> FromHexBytes(const std::string& hex) {
   std::vector<std::byte> out;
-  for (size_t i = 0; i + 1 < hex.size(); i += 2) out.push_back(static_cast<std::byte>(std::stoi(hex.substr(i, 2), nullptr, 16)));
+  for (size_t i = 0; i + 1 < hex.size(); i += 2)
+    out.push_back(static_cast<std::byte>(std::stoi(hex.substr(i, 2), nullptr, 16)));
   return out;
 }
 
-std::string ToString(const std::vector<std::byte>& bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
+std::string ToString(const std::vector<std::byte>& bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
 
 json Golden() {
   std::ifstream in(TERRACE_SOURCE_DIR "/tests/golden/keys.json");
@@ -62,7 +65,8 @@ TEST(RootTest, GoldenExamplesHold) {
     EXPECT_EQ(spec->SerializeIdentity(), spec_bytes);
     std::vector<Adapter> adapters;
     for (const json& adapter : example["adapters"]) {
-      adapters.push_back({*Digest::FromHex(adapter["content"].get<std::string>()), adapter["scale"].get<float>()});
+      adapters.push_back(
+          {*Digest::FromHex(adapter["content"].get<std::string>()), adapter["scale"].get<float>()});
     }
     Result<RootRecord> root = ComputeRoot(*spec, adapters, ToString(FromHexBytes(example["salt"])));
     ASSERT_TRUE(root.ok());
@@ -161,8 +165,9 @@ TEST(KvSpecTest, ValidateNamesFieldValueAndWhatIsAllowed) {
   spec.tokens_per_chunk = 5000;
   const Status status = spec.Validate();
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()), testing::AllOf(testing::HasSubstr("tokens_per_chunk"), testing::HasSubstr("5000"),
-                                                            testing::HasSubstr("1..4096")));
+  EXPECT_THAT(std::string(status.message()),
+              testing::AllOf(testing::HasSubstr("tokens_per_chunk"), testing::HasSubstr("5000"),
+                             testing::HasSubstr("1..4096")));
   spec = Opaque();
   spec.cut = Cut::kRanged;
   EXPECT_FALSE(spec.Validate().ok());
@@ -188,7 +193,8 @@ TEST(TokenHasherTest, GrowingEqualsHashingAtOnce) {
   std::mt19937 random(3);
   std::vector<Token> tokens(1000);
   for (Token& token : tokens) token = random();
-  const std::vector<Item> items = {{0, ItemBytes("a")}, {63, ItemBytes("b")}, {64, ItemBytes("c")}, {999, ItemBytes("d")}};
+  const std::vector<Item> items = {
+      {0, ItemBytes("a")}, {63, ItemBytes("b")}, {64, ItemBytes("c")}, {999, ItemBytes("d")}};
   TokenHasher whole({}, 64);
   ASSERT_TRUE(whole.Append({tokens, items}).ok());
   ASSERT_EQ(whole.full_keys().size(), 15u);
@@ -212,7 +218,8 @@ TEST(TokenHasherTest, GrowingEqualsHashingAtOnce) {
     parent = TokenHasher::KeyOf(parent, SliceContent({tokens, items}, {i * 64, i * 64 + 64}));
     EXPECT_EQ(parent, whole.full_keys()[i]);
   }
-  EXPECT_FALSE(whole.Append({tokens, std::vector<Item>{{5, ItemBytes("x")}}}).ok()) << "an item before the appended tokens";
+  EXPECT_FALSE(whole.Append({tokens, std::vector<Item>{{5, ItemBytes("x")}}}).ok())
+      << "an item before the appended tokens";
   EXPECT_EQ(whole.num_tokens(), 1000u);
 }
 
@@ -225,7 +232,9 @@ uint32_t PlainCommonPrefix(const ChunkContent& a, const ChunkContent& b) {
     return {};
   };
   uint32_t m = 0;
-  while (m < a.tokens.size() && m < b.tokens.size() && a.tokens[m] == b.tokens[m] && item_at(a, m) == item_at(b, m)) ++m;
+  while (m < a.tokens.size() && m < b.tokens.size() && a.tokens[m] == b.tokens[m] &&
+         item_at(a, m) == item_at(b, m))
+    ++m;
   return m;
 }
 
@@ -281,7 +290,8 @@ TEST(ChunkIndexTest, MatchEqualsThePlainSearchOverAllChildren) {
 }
 
 TEST(ChunkIndexTest, AnEarlyItemDecidesBeforeALaterToken) {
-  // In an order of whole token lists first, the query's neighbour would be the second child, with which it shares nothing.
+  // In an order of whole token lists first, the query's neighbour would be the second child, with which it
+  // shares nothing.
   ChunkIndex index;
   const auto add = [&](ChunkContent content) {
     auto shared = std::make_shared<ChunkContent>(std::move(content));

@@ -1,9 +1,9 @@
-// The manager over backends that fail: whatever happens below, an answer is right bytes or a miss, and every buffer and
-// pin comes back.
+// The manager over backends that fail: whatever happens below, an answer is right bytes or a miss, and every
+// buffer and pin comes back.
+#include <gtest/gtest.h>
+
 #include <random>
 #include <thread>
-
-#include <gtest/gtest.h>
 
 #include "terrace/token_hasher.h"
 #include "tests/support/fault_backend.h"
@@ -33,8 +33,16 @@ void RunRandomOperations(ManagerFixture& f, uint64_t seed, int steps) {
   for (int step = 0; step < steps; ++step) {
     const std::vector<Token> tokens = prompt();
     switch (random() % 8) {
-      case 0: case 1: case 2: f.Store(tokens); break;
-      case 3: case 4: case 5: f.LoadAll(tokens); break;
+      case 0:
+      case 1:
+      case 2:
+        f.Store(tokens);
+        break;
+      case 3:
+      case 4:
+      case 5:
+        f.LoadAll(tokens);
+        break;
       case 6: {
         TokenHasher hasher(f.root, kTestChunk);
         ASSERT_TRUE(hasher.Append(tokens).ok());
@@ -44,7 +52,8 @@ void RunRandomOperations(ManagerFixture& f, uint64_t seed, int steps) {
       default:
         if (random() % 10 == 0) f.manager->Clear().IgnoreError();
         // A load that is abandoned on the way.
-        if (Result<Lease> lease = f.manager->Lookup(f.root, tokens, {.request_id = 1 + random() % 4}); lease.ok()) {
+        if (Result<Lease> lease = f.manager->Lookup(f.root, tokens, {.request_id = 1 + random() % 4});
+            lease.ok()) {
           LoadHandle handle = f.manager->Load(*lease, {0, lease->matched_tokens()});
           handle.Next().status().IgnoreError();
         }
@@ -129,9 +138,11 @@ TEST(ManagerFaultTest, ThreadsSeeRightBytesAndEveryPinComesBack) {
   };
   f.Open();
   std::vector<std::thread> threads;
-  for (uint64_t id = 0; id < 4; ++id) threads.emplace_back([&f, id] { RunRandomOperations(f, 500 + id, 150); });
+  for (uint64_t id = 0; id < 4; ++id)
+    threads.emplace_back([&f, id] { RunRandomOperations(f, 500 + id, 150); });
   for (std::thread& thread : threads) thread.join();
-  ASSERT_NE(f.manager->Flush(std::chrono::steady_clock::now() + std::chrono::seconds(60)).code(), StatusCode::kDeadlineExceeded);
+  ASSERT_NE(f.manager->Flush(std::chrono::steady_clock::now() + std::chrono::seconds(60)).code(),
+            StatusCode::kDeadlineExceeded);
   EXPECT_EQ(f.manager->Stats().active_leases, 0u);
   EXPECT_EQ(f.manager->Stats().pending_writes, 0u);
   EXPECT_TRUE(f.manager->Close(std::chrono::steady_clock::now() + std::chrono::seconds(60)).ok());

@@ -1,8 +1,8 @@
 // StorageManager: what is stored is what is found and loaded; what is erased, lost or wrong is a miss.
-#include <thread>
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <thread>
 
 #include "terrace/token_hasher.h"
 #include "tests/support/manager_fixture.h"
@@ -209,7 +209,8 @@ TEST(ManagerTest, TenTimesTheCapacityLeavesTheLastAndNothingUnreachable) {
     EXPECT_TRUE(f.platters->objects.contains({object.meta.parent, id.part})) << "unreachable";
   }
   f.Open();
-  for (Token seed = 57; seed <= 60; ++seed) EXPECT_EQ(f.LoadAll(TestTokens(5 * kTestChunk, seed)), 5 * kTestChunk) << seed;
+  for (Token seed = 57; seed <= 60; ++seed)
+    EXPECT_EQ(f.LoadAll(TestTokens(5 * kTestChunk, seed)), 5 * kTestChunk) << seed;
   EXPECT_EQ(f.Match(TestTokens(5 * kTestChunk, 1)), 0u);
 }
 
@@ -477,9 +478,11 @@ TEST(ManagerTest, CallerMemoryGetsTheBytes) {
     for (size_t at = 0; at < kTestPayload; at += 997) ASSERT_EQ(memory[i][at], PayloadByte(id, at));
   }
   spans.pop_back();
-  EXPECT_EQ(f.manager->Load(*lease, {0, prompt.size()}, {.memory = spans}).Wait().status.code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(f.manager->Load(*lease, {0, prompt.size()}, {.memory = spans}).Wait().status.code(),
+            StatusCode::kInvalidArgument);
   EXPECT_EQ(f.manager->Load(*lease, {3, prompt.size()}).report().status.code(), StatusCode::kInvalidArgument);
-  EXPECT_EQ(f.manager->Load(*lease, {0, prompt.size() + 1}).report().status.code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(f.manager->Load(*lease, {0, prompt.size() + 1}).report().status.code(),
+            StatusCode::kInvalidArgument);
 }
 
 TEST(ManagerTest, CancelledLoadReturnsItsBuffersWhenTheDeviceLetsGo) {
@@ -570,7 +573,8 @@ TEST(ManagerTest, NoTierKeepsNothing) {
 TEST(ManagerTest, GroupsAndShardsFollowTheirRules) {
   // Group 0 full, group 1 a window of two chunks, group 2 a state.
   const KvSpec spec = [] {
-    KvSpec s = TestSpec(Cut::kNone, {{Retention::kFull, 0}, {Retention::kWindow, 2 * kTestChunk}, {Retention::kState, 0}});
+    KvSpec s = TestSpec(
+        Cut::kNone, {{Retention::kFull, 0}, {Retention::kWindow, 2 * kTestChunk}, {Retention::kState, 0}});
     s.shards = {{0, 2, 0, 0}, {1, 2, 0, 0}};
     return s;
   }();
@@ -598,7 +602,40 @@ TEST(ManagerTest, GroupsAndShardsFollowTheirRules) {
   f.Store(lone, 3 * kTestChunk, state);
   ASSERT_TRUE(f.manager->Flush().ok());
   EXPECT_EQ(f.LoadAll(lone, state), lone.size());
-  EXPECT_EQ(f.manager->Lookup(f.root, prompt, {.parts = {{3, 0}}}).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(f.manager->Lookup(f.root, prompt, {.parts = {{3, 0}}}).status().code(),
+            StatusCode::kInvalidArgument);
+}
+
+TEST(ManagerTest, ShardsOfAnotherDivisionAreNeverAnswered) {
+  const auto divided = [](uint32_t ranks) {
+    KvSpec spec = TestSpec();
+    for (uint32_t rank = 0; rank < ranks; ++rank) spec.shards.push_back({rank, ranks, 0, 0});
+    return spec;
+  };
+  ASSERT_EQ(TestSpec().DivisionTag(), 0u);
+  ASSERT_NE(divided(2).DivisionTag(), divided(4).DivisionTag());
+  ManagerFixture f;
+  f.Open(divided(2));
+  const std::vector<Token> prompt = TestTokens(3 * kTestChunk);
+  EXPECT_EQ(f.Store(prompt), 3u);
+  ASSERT_TRUE(f.manager->Flush().ok());
+  EXPECT_EQ(f.Match(prompt), 3 * kTestChunk);
+  const ChunkKey root = f.root;
+  // The same keys, payloads of the same size.
+  f.Open(divided(4));
+  EXPECT_EQ(f.root, root);
+  EXPECT_EQ(f.Match(prompt), 0u);
+  EXPECT_EQ(f.Store(std::span(prompt).first(kTestChunk)), 1u);
+  ASSERT_TRUE(f.manager->Flush().ok());
+  EXPECT_EQ(f.LoadAll(prompt), kTestChunk);
+  EXPECT_EQ(f.platters->objects.size(), 1u) << "what hung below the other division's chunk";
+  // A frame of the other division behind a record of this one.
+  f.manager->Flush().IgnoreError();
+  f.platters->objects.begin()->second.meta.division = divided(2).DivisionTag();
+  f.Open(divided(2));
+  EXPECT_EQ(f.Match(prompt), kTestChunk);
+  EXPECT_EQ(f.LoadAll(prompt), 0u);
+  EXPECT_EQ(f.manager->Stats().corrupt_objects, 1u);
 }
 
 TEST(ManagerTest, TwoManagersInOneProcess) {
@@ -617,7 +654,8 @@ TEST(ManagerTest, OptionsAreValidatedByName) {
   options.lease_budget = 2;
   const Status status = StorageManager::Open(options, {}).status();
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()), testing::AllOf(testing::HasSubstr("lease_budget"), testing::HasSubstr("0..1")));
+  EXPECT_THAT(std::string(status.message()),
+              testing::AllOf(testing::HasSubstr("lease_budget"), testing::HasSubstr("0..1")));
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
-// The whole stack below an engine: manager, host tier and the real NVMe tier. Threads over a small pool and a small disk,
-// and processes that are killed. Every byte is checked.
+// The whole stack below an engine: manager, host tier and the real NVMe tier. Threads over a small pool and a
+// small disk, and processes that are killed. Every byte is checked.
+#include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -7,8 +8,6 @@
 #include <filesystem>
 #include <random>
 #include <thread>
-
-#include <gtest/gtest.h>
 
 #include "terrace/nvme_backend.h"
 #include "terrace/token_hasher.h"
@@ -54,9 +53,9 @@ struct Stack {
   }
 
   size_t Store(const std::vector<Token>& prompt) {
-    Result<PrepareResult> prepared = manager->Prepare(
-        root, prompt, {0, prompt.size()},
-        [](TokenRange tokens, ObjectPart) { return kPayload + tokens.begin * 1000; });
+    Result<PrepareResult> prepared =
+        manager->Prepare(root, prompt, {0, prompt.size()},
+                         [](TokenRange tokens, ObjectPart) { return kPayload + tokens.begin * 1000; });
     if (!prepared.ok()) return 0;
     std::vector<WritableChunk> filled;
     for (PreparedChunk& chunk : prepared->chunks) {
@@ -110,7 +109,8 @@ TEST(NvmeStackTest, ThreadsOverASmallPoolAndASmallDisk) {
   EXPECT_EQ(stats.active_leases, 0u);
 }
 
-// A process kill, not a power loss: what was flushed is found, what is found is right, nothing hangs below a hole.
+// A process kill, not a power loss: what was flushed is found, what is found is right, nothing hangs below a
+// hole.
 TEST(NvmeStackTest, KilledWhileStoringAnswersRightAfterwards) {
   Directory directory;
   std::mt19937_64 random(4);
@@ -143,7 +143,8 @@ TEST(NvmeStackTest, KilledWhileStoringAnswersRightAfterwards) {
 
     Stack stack(directory.path(), 32 << 20, 128 << 20);
     flushed_rounds += stack.Load(TestTokens(2 * kTestChunk, 1000 + round)) == 2 * kTestChunk;
-    for (Token seed = 1; seed <= 40; ++seed) found += stack.Load(TestTokens(4 * kTestChunk, round * 1000 + seed)) / kTestChunk;
+    for (Token seed = 1; seed <= 40; ++seed)
+      found += stack.Load(TestTokens(4 * kTestChunk, round * 1000 + seed)) / kTestChunk;
     EXPECT_EQ(stack.manager->Stats().corrupt_objects, 0u);
     EXPECT_LE(stack.manager->Stats().tiers[1].used_bytes, stack.manager->Stats().tiers[1].capacity_bytes);
   }

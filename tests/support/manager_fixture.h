@@ -1,13 +1,13 @@
-// A manager over a host tier and a MemoryDisk, with payloads that are a function of their key: whatever is loaded can be
-// told right from wrong.
+// A manager over a host tier and a MemoryDisk, with payloads that are a function of their key: whatever is
+// loaded can be told right from wrong.
 #pragma once
+
+#include <gtest/gtest.h>
 
 #include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
-
-#include <gtest/gtest.h>
 
 #include "terrace/host_backend.h"
 #include "terrace/storage_manager.h"
@@ -45,7 +45,8 @@ inline std::vector<Token> TestTokens(size_t n, Token seed = 1) {
 }
 
 inline std::byte PayloadByte(const ObjectId& id, size_t i) {
-  return static_cast<std::byte>(static_cast<uint8_t>(id.key.bytes[i % 32]) + i / 32 * 13 + id.part.group * 5 + id.part.shard);
+  return static_cast<std::byte>(static_cast<uint8_t>(id.key.bytes[i % 32]) + i / 32 * 13 + id.part.group * 5 +
+                                id.part.shard);
 }
 
 inline void FillPayload(WritableChunk& chunk) {
@@ -98,9 +99,11 @@ struct ManagerFixture {
   }
 
   // Stores tokens [begin, prompt's end); the number of objects that were new.
-  size_t Store(const TokenView& prompt, uint64_t begin = 0, std::vector<ObjectPart> parts = {}, Status* status = nullptr) {
-    Result<PrepareResult> prepared = manager->Prepare(root, prompt, {begin, prompt.tokens.size()},
-                                                      [](TokenRange, ObjectPart) { return kTestPayload; }, parts);
+  size_t Store(const TokenView& prompt, uint64_t begin = 0, std::vector<ObjectPart> parts = {},
+               Status* status = nullptr) {
+    Result<PrepareResult> prepared = manager->Prepare(
+        root, prompt, {begin, prompt.tokens.size()}, [](TokenRange, ObjectPart) { return kTestPayload; },
+        parts);
     if (status != nullptr) *status = prepared.ok() ? prepared->status : prepared.status();
     if (!prepared.ok()) return 0;
     std::vector<WritableChunk> filled;
@@ -121,7 +124,8 @@ struct ManagerFixture {
   }
 
   // Loads the whole match and checks every byte; the tokens that were loaded.
-  uint64_t LoadAll(const TokenView& prompt, std::vector<ObjectPart> parts = {}, LoadReport* report = nullptr) {
+  uint64_t LoadAll(const TokenView& prompt, std::vector<ObjectPart> parts = {},
+                   LoadReport* report = nullptr) {
     Result<Lease> lease = manager->Lookup(root, prompt, {.parts = parts});
     EXPECT_TRUE(lease.ok());
     if (!lease.ok()) return 0;

@@ -1,5 +1,5 @@
-// MemoryDisk: what a durable backend is to the manager, with everything in a test's hands: the bytes survive a reopen,
-// completions can be held and released in any order, frames can be looked at, flipped and swapped.
+// MemoryDisk: what a durable backend is to the manager, with everything in a test's hands: the bytes survive
+// a reopen, completions can be held and released in any order, frames can be looked at, flipped and swapped.
 #pragma once
 
 #include <condition_variable>
