@@ -19,44 +19,17 @@
 #include <string_view>
 #include <vector>
 
-#include "terrace/backend.h"
-#include "terrace/eviction_policy.h"
-#include "terrace/executor.h"
+#include "terrace/bytes.h"
 #include "terrace/kv_spec.h"
-#include "terrace/log_sink.h"
+#include "terrace/manager_stats.h"
 #include "terrace/metrics.h"
 #include "terrace/object_id.h"
 #include "terrace/status.h"
+#include "terrace/storage_options.h"
 #include "terrace/time.h"
 #include "terrace/tokens.h"
 
 namespace terrace {
-
-// A level with policy. Tiers are given fastest first; at most one has supports_borrow, and it is first.
-struct Tier {
-  std::unique_ptr<Backend> backend;
-  std::unique_ptr<EvictionPolicy> policy;  // null = least recently used first
-};
-
-struct StorageOptions {
-  // Pinned or locked host memory, allocated and populated once by Open, shared by the host tier and by
-  // what is in flight. 0 is valid: nothing is cached. Rounded down to 64 KiB units.
-  uint64_t pool_bytes = uint64_t{1} << 30;
-  bool huge_pages = true;  // ask for transparent huge pages; a refusal is a warning
-  Duration lease_time = std::chrono::seconds(30);
-  // Host bytes that leases may protect, as a share of the pool; above it a lookup is a hint.
-  double lease_budget = 0.5;  // 0..1
-  // How long one read or write of a chunk may take before the caller is told to recompute or drop it.
-  Duration io_deadline = std::chrono::seconds(10);
-  // Bytes of a load that may be resident at once, unreleased LeasedChunks included; 0 = half the pool.
-  uint64_t load_window_bytes = 0;
-  ThreadPoolOptions threads;  // used when `executor` is null
-  std::shared_ptr<Executor> executor;
-  std::shared_ptr<MetricRegistry> metrics;  // null = one of its own
-  std::shared_ptr<LogSink> log;             // null = warnings on standard error
-  Clock* clock = nullptr;                   // null = Clock::Real()
-  Status Validate() const;
-};
 
 class ManagerCore;
 
@@ -198,28 +171,6 @@ struct PrepareResult {
 // Payload bytes of an object of `tokens`; called on the caller's thread, for absent objects only. An error
 // ends the Prepare with it.
 using PayloadSizes = std::function<Result<uint64_t>(TokenRange tokens, ObjectPart part)>;
-
-struct TierStats {
-  std::string name;
-  uint64_t objects = 0;
-  uint64_t used_bytes = 0;
-  uint64_t capacity_bytes = 0;
-  uint64_t hits = 0;  // objects loaded from here
-  uint64_t evictions = 0;
-};
-
-struct ManagerStats {
-  std::vector<TierStats> tiers;
-  uint64_t pool_bytes = 0;
-  uint64_t pool_used_bytes = 0;
-  uint64_t index_entries = 0;
-  uint64_t lookups = 0;
-  uint64_t stored_objects = 0;   // published by Commit
-  uint64_t dropped_objects = 0;  // committed or written behind, but lost to a fault or to no room
-  uint64_t corrupt_objects = 0;  // found wrong on the way up, dropped, answered as a miss
-  uint64_t pending_writes = 0;   // write-behind not yet done
-  uint64_t active_leases = 0;
-};
 
 class TERRACE_API StorageManager {
  public:

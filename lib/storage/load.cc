@@ -1,24 +1,16 @@
 // Load: objects of a lease, host tier first, others read into pool buffers, verified and promoted; handed out
 // in prefix order through a window.
 #include <algorithm>
-#include <cstring>
 #include <map>
 
 #include "lib/base/check.h"
 #include "lib/codec/piece_codec.h"
-#include "lib/storage/manager_core.h"
+#include "lib/storage/load_state.h"
 
 namespace terrace {
 namespace {
 
 TierMask Bit(size_t tier) { return static_cast<TierMask>(1u << tier); }
-
-// How often a load that holds nothing asks a full pool again.
-constexpr std::chrono::milliseconds kParkedRetry{2};
-
-uint64_t ResidentBytes(const LeaseItem& item) {
-  return RoundUp(kTierPageBytes + item.meta.frame_bytes, kPoolUnitBytes);
-}
 
 // The frame is whole and right; is it the one that was asked for?
 Status CheckIdentity(const FrameHeader& header, const LeaseItem& item) {
@@ -55,72 +47,6 @@ uint64_t FirstWholeToken(const Lease::State& lease) {
 }
 
 }  // namespace
-
-// Shared by the handle, its LeasedChunks and the reads in flight. Items are started in order while the window
-// has room, finish in any order, and are taken in order.
-struct LoadHandle::State : std::enable_shared_from_this<LoadHandle::State> {
-  struct Slot {
-    enum class Phase { kWaiting, kReading, kReady, kTaken } phase = Phase::kWaiting;
-    BufferRef buffer;
-    uint32_t header_bytes = 0;
-  };
-
-  std::shared_ptr<ManagerCore> core;
-  std::shared_ptr<Lease::State> lease;  // protects until the load has ended
-  std::vector<LeaseItem> items;
-  std::vector<MutableBytes> memory;  // empty: LeasedChunks
-  uint64_t begin_token = 0;
-  uint64_t first_whole_token = 0;  // see FirstWholeToken
-  uint64_t window_bytes = 0;
-  CancelFlag cancel = std::make_shared<std::atomic<bool>>(false);
-
-  mutable std::mutex mutex;  // guards all below; never held while the manager or a backend is called
-  std::condition_variable changed;
-  std::vector<Slot> slots;
-  bool is_pumping = false;
-  bool pump_again = false;
-  size_t next_start = 0;
-  size_t next_take = 0;
-  uint64_t resident_bytes = 0;
-  // next_start found the pool full. Next tries again while it waits for it: others give room back without a
-  // word.
-  bool is_parked = false;
-  size_t failed_at = SIZE_MAX;  // items from here on are not given out
-  Status failure;
-  LoadReport report;
-
-  void Pump();
-  // False (only if may_wait): the pool is full for now, the item is parked. It starts again when something of
-  // this load is released, or when Next waits for it.
-  bool Start(size_t index, size_t from_tier, bool may_wait);
-  void ReadFrom(size_t index, size_t tier, BufferRef buffer, uint64_t erasures);
-  void Ready(size_t index, BufferRef buffer, uint32_t header_bytes);
-  void Fail(size_t index, Status status);
-  void ReleaseBytes(uint64_t bytes);
-  void GiveUp(size_t parked);
-  void CountTaken(size_t index);
-  void Cancel(Status why);
-};
-
-struct LeasedChunk::State {
-  std::shared_ptr<LoadHandle::State> load;
-  LeaseItem item;
-  BufferRef buffer;
-  uint32_t header_bytes = 0;
-
-  ~State() {
-    if (load && load->core->IsForkedChild()) {
-      new BufferRef(
-          std::move(buffer));  // the parent's; giving it back takes locks that a fork may have left held
-      return;
-    }
-    buffer.Reset();
-    if (load) load->ReleaseBytes(ResidentBytes(item));
-  }
-};
-
-// --- the manager's side
-// ------------------------------------------------------------------------------------------
 
 BufferRef ManagerCore::BorrowFromHost(const ObjectId& id) {
   std::vector<BufferRef> found = tiers_[0].backend->Borrow({&id, 1});
@@ -242,9 +168,6 @@ LoadHandle ManagerCore::Load(const Lease& lease, TokenRange range, const LoadSin
   return LoadHandle(std::move(state));
 }
 
-// --- LoadHandle::State
-// -------------------------------------------------------------------------------------------
-
 void LoadHandle::State::Pump() {
   std::unique_lock lock(mutex);
   // One thread starts items, so that they start in order and one that finds no room can be taken back.
@@ -357,31 +280,33 @@ void LoadHandle::State::Ready(size_t index, BufferRef buffer, uint32_t header_by
   changed.notify_all();
 }
 
+void LoadHandle::State::EndAt(size_t index, Status why, std::vector<BufferRef>* dropped) {
+  for (size_t i = index; i < slots.size(); ++i) {
+    if (slots[i].phase != Slot::Phase::kReady) continue;
+    resident_bytes -= ResidentBytes(items[i]);
+    dropped->push_back(std::move(slots[i].buffer));
+    slots[i].phase = Slot::Phase::kWaiting;
+  }
+  failed_at = index;
+  failure = std::move(why);
+  report.status = failure;
+  changed.notify_all();
+}
+
 void LoadHandle::State::Fail(size_t index, Status status) {
   std::vector<BufferRef> dropped;  // released after the lock
   std::lock_guard lock(mutex);
   resident_bytes -= ResidentBytes(items[index]);
   if (index >= failed_at) return;
-  for (size_t i = index; i < slots.size(); ++i) {
-    if (slots[i].phase != Slot::Phase::kReady) continue;
-    resident_bytes -= ResidentBytes(items[i]);
-    dropped.push_back(std::move(slots[i].buffer));
-    slots[i].phase = Slot::Phase::kWaiting;
-  }
-  failed_at = index;
-  failure = std::move(status);
-  report.status = failure;
-  changed.notify_all();
+  EndAt(index, std::move(status), &dropped);
 }
 
 // The parked item never got room.
 void LoadHandle::State::GiveUp(size_t parked) {
+  std::vector<BufferRef> dropped;
   std::lock_guard lock(mutex);
   if (next_start != parked || failed_at != SIZE_MAX) return;
-  failed_at = parked;
-  failure = ResourceExhaustedError("no room in the pool for the next chunk");
-  report.status = failure;
-  changed.notify_all();
+  EndAt(parked, ResourceExhaustedError("no room in the pool for the next chunk"), &dropped);
 }
 
 void LoadHandle::State::ReleaseBytes(uint64_t bytes) {
@@ -407,128 +332,7 @@ void LoadHandle::State::Cancel(Status why) {
   std::vector<BufferRef> dropped;
   std::lock_guard lock(mutex);
   if (next_take >= items.size() || failed_at <= next_take) return;
-  for (size_t i = next_take; i < slots.size(); ++i) {
-    if (slots[i].phase != Slot::Phase::kReady) continue;
-    resident_bytes -= ResidentBytes(items[i]);
-    dropped.push_back(std::move(slots[i].buffer));
-    slots[i].phase = Slot::Phase::kWaiting;
-  }
-  failed_at = next_take;
-  failure = std::move(why);
-  report.status = failure;
-  changed.notify_all();
-}
-
-// --- LoadHandle
-// --------------------------------------------------------------------------------------------------
-
-LoadHandle::LoadHandle() = default;
-LoadHandle::LoadHandle(LoadHandle&&) noexcept = default;
-LoadHandle::LoadHandle(std::shared_ptr<State> state) : state_(std::move(state)) {}
-
-LoadHandle::~LoadHandle() { Cancel(); }
-
-LoadHandle& LoadHandle::operator=(LoadHandle&& other) noexcept {
-  if (this == &other) return *this;
-  Cancel();
-  state_ = std::move(other.state_);
-  return *this;
-}
-
-Result<std::optional<LeasedChunk>> LoadHandle::Next(TimePoint deadline) {
-  if (!state_) return FailedPreconditionError("an empty load handle");
-  State& state = *state_;
-  auto chunk = std::make_unique<LeasedChunk::State>();
-  if (Status status = state.core->CheckNotForked(); !status.ok()) return status;
-  TimePoint give_up = kNoDeadline;  // of waiting for room; real time
-  std::unique_lock lock(state.mutex);
-  const auto arrived = [&] {
-    return state.next_take >= state.items.size() || state.next_take >= state.failed_at ||
-           state.slots[state.next_take].phase == State::Slot::Phase::kReady;
-  };
-  while (!arrived()) {
-    const TimePoint now = std::chrono::steady_clock::now();
-    if (now >= deadline) return DeadlineExceededError("the next chunk did not arrive in time");
-    if (!state.is_parked || state.next_start != state.next_take) {
-      if (deadline == kNoDeadline) {
-        state.changed.wait(lock);
-      } else {
-        state.changed.wait_until(lock, deadline);
-      }
-      continue;
-    }
-    const size_t parked = state.next_start;
-    const bool is_first = give_up == kNoDeadline;  // room may have come while nobody asked
-    if (is_first)
-      give_up = now + std::chrono::duration_cast<TimePoint::duration>(state.core->options_.io_deadline);
-    const bool is_over = now >= give_up;
-    if (!is_first && !is_over) state.changed.wait_until(lock, std::min(deadline, now + kParkedRetry));
-    lock.unlock();
-    if (is_over) {
-      state.GiveUp(parked);
-    } else {
-      state.Pump();
-    }
-    lock.lock();
-  }
-  if (state.next_take >= state.items.size() || state.next_take >= state.failed_at) {
-    return std::optional<LeasedChunk>();
-  }
-  const size_t index = state.next_take++;
-  State::Slot& slot = state.slots[index];
-  chunk->load = state_;
-  chunk->item = state.items[index];
-  chunk->buffer = std::move(slot.buffer);
-  chunk->header_bytes = slot.header_bytes;
-  slot.phase = State::Slot::Phase::kTaken;
-  state.CountTaken(index);
-  return std::optional<LeasedChunk>(LeasedChunk(std::move(chunk)));
-}
-
-LoadReport LoadHandle::Wait(TimePoint deadline) {
-  if (!state_) return LoadReport{.status = FailedPreconditionError("an empty load handle")};
-  if (!state_->memory.empty()) {
-    for (size_t i = 0; i < state_->items.size(); ++i) {
-      Result<std::optional<LeasedChunk>> next = Next(deadline);
-      if (!next.ok()) {
-        state_->Cancel(next.status());
-        break;
-      }
-      if (!next->has_value()) break;
-      const Bytes payload = (*next)->payload();
-      if (!payload.empty()) std::memcpy(state_->memory[i].data(), payload.data(), payload.size());
-    }
-  }
-  return report();
-}
-
-void LoadHandle::Cancel() {
-  if (state_ && !state_->core->IsForkedChild()) state_->Cancel(CancelledError("the load was cancelled"));
-}
-
-LoadReport LoadHandle::report() const {
-  if (!state_) return {};
-  std::lock_guard lock(state_->mutex);
-  return state_->report;
-}
-
-// --- LeasedChunk
-// -------------------------------------------------------------------------------------------------
-
-LeasedChunk::LeasedChunk() = default;
-LeasedChunk::~LeasedChunk() = default;
-LeasedChunk::LeasedChunk(LeasedChunk&&) noexcept = default;
-LeasedChunk& LeasedChunk::operator=(LeasedChunk&&) noexcept = default;
-LeasedChunk::LeasedChunk(std::unique_ptr<State> state) : state_(std::move(state)) {}
-
-ObjectId LeasedChunk::id() const { return state_ ? state_->item.id : ObjectId{}; }
-uint64_t LeasedChunk::chunk_index() const { return state_ ? state_->item.chunk_index : 0; }
-TokenRange LeasedChunk::payload_tokens() const { return state_ ? state_->item.payload_tokens : TokenRange{}; }
-TokenRange LeasedChunk::matched_tokens() const { return state_ ? state_->item.matched_tokens : TokenRange{}; }
-
-Bytes LeasedChunk::payload() const {
-  if (!state_) return {};
-  return state_->buffer.frame().subspan(state_->header_bytes, state_->item.meta.payload_bytes);
+  EndAt(next_take, std::move(why), &dropped);
 }
 
 }  // namespace terrace

@@ -299,7 +299,6 @@ Result<Lease> ManagerCore::Lookup(const ChunkKey& root_key, const TokenView& pro
 }
 
 // --- Lease
-// -------------------------------------------------------------------------------------------------------
 
 Lease::State::~State() {
   if (core && !core->IsForkedChild()) core->ReleaseLease(*this);

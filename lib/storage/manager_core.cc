@@ -255,7 +255,6 @@ Result<ChunkKey> ManagerCore::Root(const KvSpec& spec, std::span<const Adapter> 
 }
 
 // --- index and tiers
-// ---------------------------------------------------------------------------------------------
 
 bool ManagerCore::NeedsParent(const IndexEntry& entry, ObjectPart part) const {
   if (entry.first_token == 0) return false;

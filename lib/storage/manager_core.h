@@ -1,18 +1,15 @@
-// ManagerCore: the state that StorageManager, its leases, loads and writable chunks share. Kept alive by each
-// of them.
+// ManagerCore: the state that StorageManager, its leases, loads and writable chunks share. Kept alive by each of them.
 //
 // What is true whenever mutex_ is free:
-//   - an entry is in the index exactly while one of its objects lies in a tier, is being written to one, or
-//   is being stored;
-//   - an object's bit for the host tier is set exactly while the host backend holds it (host calls complete
-//   inline, under
-//     mutex_); its bit for another tier is set after that backend's Put succeeded and cleared before its
-//     Erase is sent;
+//   - an entry is in the index exactly while one of its objects lies in a tier, is being written to one or is being
+//     stored, or while a lease names it;
+//   - an object's bit for the host tier is set exactly while the host backend holds it (host calls complete inline,
+//     under mutex_); its bit for another tier is set after that backend's Put succeeded and cleared before its Erase is
+//     sent;
 //   - each tier's policy knows exactly the objects that have the tier's bit.
 //
-// Lock order: mutex_, then the host backend's own. Backends that do not complete inline are never called
-// under mutex_, and no callback of a caller is. LoadHandle::State has a mutex of its own, taken before
-// mutex_, never after.
+// Lock order: mutex_, then the host backend's own. Backends that do not complete inline are never called under mutex_,
+// and no callback of a caller is. LoadHandle::State has a mutex of its own, taken before mutex_, never after.
 #pragma once
 
 #include <condition_variable>
@@ -28,78 +25,12 @@
 #include "absl/container/flat_hash_map.h"
 #include "lib/core/chunk_index.h"
 #include "lib/memory/buffer_pool.h"
+#include "lib/storage/shared_state.h"
 #include "lib/storage/strand.h"
-#include "lib/wire/frame.h"
 #include "terrace/storage_manager.h"
 #include "terrace/token_hasher.h"
 
 namespace terrace {
-
-struct RootState {
-  KvSpec spec;
-  ChunkKey root;
-  RootRecord record;
-  uint32_t division = spec.DivisionTag();
-
-  Retention RuleOf(uint16_t group) const { return spec.groups[group].rule; }
-  std::vector<ObjectPart> DefaultParts() const;
-  Status CheckParts(std::span<const ObjectPart> parts) const;
-};
-using RootStateRef = std::shared_ptr<const RootState>;
-
-// One object that a lease names, in the load's order.
-struct LeaseItem {
-  ObjectId id;
-  uint64_t chunk_index = 0;
-  TokenRange payload_tokens;
-  TokenRange matched_tokens;
-  ObjectMeta meta;  // what the frame must say of itself
-  bool in_host = false;
-};
-
-struct Lease::State {
-  std::shared_ptr<ManagerCore> core;
-  RootStateRef root;
-  uint64_t id = 0;
-  uint64_t matched_tokens = 0;
-  uint64_t host_tokens = 0;
-  uint64_t frame_bytes = 0;
-  TimePoint deadline{};
-  std::vector<LeaseItem> items;
-  // Guarded by core->mutex_.
-  bool holds_entries = false;  // counted in its entries' leases, and in core->lease_deadlines_ at `place`
-  std::multimap<TimePoint, std::weak_ptr<State>>::iterator place;
-  bool is_protecting = false;  // and in their host_leases, within the budget
-  uint64_t budget_bytes = 0;
-  bool protects_lower = false;  // and in their lower_leases, within that budget
-  uint64_t lower_budget_bytes = 0;
-
-  ~State();
-};
-
-struct WritableChunk::State {
-  std::shared_ptr<ManagerCore> core;
-  ObjectId id;
-  TokenRange tokens;
-  uint64_t store_id = 0;
-  BufferRef buffer;
-  FrameHeader header;
-  uint64_t ticket = 0;
-
-  ~State();
-};
-
-// One object on its way into one lower tier.
-struct WriteJob {
-  ObjectId id;
-  BufferRef frame;
-  ObjectMeta meta;
-  uint64_t ticket = 0;
-  int evictions_tried = 0;
-  enum class Phase { kQueued, kInFlight, kDone } phase = Phase::kQueued;
-  Status status;        // in kDone
-  bool doomed = false;  // erased meanwhile: must not become visible
-};
 
 class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
  public:

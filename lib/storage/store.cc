@@ -308,7 +308,6 @@ bool ManagerCore::PutInHost(const ObjectId& id, const BufferRef& buffer, const O
 }
 
 // --- WritableChunk
-// -----------------------------------------------------------------------------------------------
 
 WritableChunk::State::~State() {
   if (!core) return;

@@ -53,33 +53,12 @@ struct Stack {
   }
 
   size_t Store(const std::vector<Token>& prompt) {
-    Result<PrepareResult> prepared =
-        manager->Prepare(root, prompt, {0, prompt.size()},
-                         [](TokenRange tokens, ObjectPart) { return kPayload + tokens.begin * 1000; });
-    if (!prepared.ok()) return 0;
-    std::vector<WritableChunk> filled;
-    for (PreparedChunk& chunk : prepared->chunks) {
-      if (!chunk.writable) continue;
-      FillPayload(*chunk.writable);
-      filled.push_back(*std::move(chunk.writable));
-    }
-    const size_t n = filled.size();
-    manager->Commit(std::move(filled));
-    return n;
+    return StorePrompt(*manager, root, prompt, {0, prompt.size()},
+                       [](TokenRange tokens, ObjectPart) { return kPayload + tokens.begin * 1000; });
   }
 
   // Tokens loaded; every byte right, or the test fails.
-  uint64_t Load(const std::vector<Token>& prompt) {
-    Result<Lease> lease = manager->Lookup(root, prompt);
-    if (!lease.ok()) return 0;
-    LoadHandle handle = manager->Load(*lease, {0, lease->matched_tokens()});
-    while (true) {
-      Result<std::optional<LeasedChunk>> chunk = handle.Next();
-      if (!chunk.ok() || !chunk->has_value()) break;
-      EXPECT_TRUE(PayloadIsRight(**chunk));
-    }
-    return handle.report().loaded_tokens;
-  }
+  uint64_t Load(const std::vector<Token>& prompt) { return LoadPrompt(*manager, root, prompt); }
 };
 
 TEST(NvmeStackTest, ThreadsOverASmallPoolAndASmallDisk) {

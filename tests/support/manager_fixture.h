@@ -62,6 +62,40 @@ inline bool PayloadIsRight(const LeasedChunk& chunk) {
   return !payload.empty();
 }
 
+// Prepares, fills and commits tokens `range` of the prompt; the number of objects that were new.
+inline size_t StorePrompt(StorageManager& manager, const ChunkKey& root, const TokenView& prompt, TokenRange range,
+                          const PayloadSizes& sizes, std::span<const ObjectPart> parts = {}, Status* status = nullptr) {
+  Result<PrepareResult> prepared = manager.Prepare(root, prompt, range, sizes, parts);
+  if (status != nullptr) *status = prepared.ok() ? prepared->status : prepared.status();
+  if (!prepared.ok()) return 0;
+  std::vector<WritableChunk> filled;
+  for (PreparedChunk& chunk : prepared->chunks) {
+    if (!chunk.writable) continue;
+    FillPayload(*chunk.writable);
+    filled.push_back(*std::move(chunk.writable));
+  }
+  const size_t n = filled.size();
+  manager.Commit(std::move(filled));
+  return n;
+}
+
+// Loads the whole match and checks every byte; the tokens that were loaded.
+inline uint64_t LoadPrompt(StorageManager& manager, const ChunkKey& root, const TokenView& prompt,
+                           std::vector<ObjectPart> parts = {}, LoadReport* report = nullptr) {
+  Result<Lease> lease = manager.Lookup(root, prompt, {.parts = std::move(parts)});
+  EXPECT_TRUE(lease.ok()) << lease.status().ToString();
+  if (!lease.ok()) return 0;
+  LoadHandle handle = manager.Load(*lease, {0, lease->matched_tokens()});
+  while (true) {
+    Result<std::optional<LeasedChunk>> chunk = handle.Next();
+    EXPECT_TRUE(chunk.ok());
+    if (!chunk.ok() || !chunk->has_value()) break;
+    EXPECT_TRUE(PayloadIsRight(**chunk));
+  }
+  if (report != nullptr) *report = handle.report();
+  return handle.report().loaded_tokens;
+}
+
 struct ManagerFixture {
   std::shared_ptr<MemoryPlatters> platters = std::make_shared<MemoryPlatters>();
   FakeClock clock;
@@ -101,20 +135,8 @@ struct ManagerFixture {
   // Stores tokens [begin, prompt's end); the number of objects that were new.
   size_t Store(const TokenView& prompt, uint64_t begin = 0, std::vector<ObjectPart> parts = {},
                Status* status = nullptr) {
-    Result<PrepareResult> prepared = manager->Prepare(
-        root, prompt, {begin, prompt.tokens.size()}, [](TokenRange, ObjectPart) { return kTestPayload; },
-        parts);
-    if (status != nullptr) *status = prepared.ok() ? prepared->status : prepared.status();
-    if (!prepared.ok()) return 0;
-    std::vector<WritableChunk> filled;
-    for (PreparedChunk& chunk : prepared->chunks) {
-      if (!chunk.writable) continue;
-      FillPayload(*chunk.writable);
-      filled.push_back(*std::move(chunk.writable));
-    }
-    const size_t n = filled.size();
-    manager->Commit(std::move(filled));
-    return n;
+    return StorePrompt(*manager, root, prompt, {begin, prompt.tokens.size()},
+                       [](TokenRange, ObjectPart) { return kTestPayload; }, parts, status);
   }
 
   uint64_t Match(const TokenView& prompt, uint64_t max_tokens = UINT64_MAX) {
@@ -126,18 +148,7 @@ struct ManagerFixture {
   // Loads the whole match and checks every byte; the tokens that were loaded.
   uint64_t LoadAll(const TokenView& prompt, std::vector<ObjectPart> parts = {},
                    LoadReport* report = nullptr) {
-    Result<Lease> lease = manager->Lookup(root, prompt, {.parts = parts});
-    EXPECT_TRUE(lease.ok());
-    if (!lease.ok()) return 0;
-    LoadHandle handle = manager->Load(*lease, {0, lease->matched_tokens()});
-    while (true) {
-      Result<std::optional<LeasedChunk>> chunk = handle.Next();
-      EXPECT_TRUE(chunk.ok());
-      if (!chunk.ok() || !chunk->has_value()) break;
-      EXPECT_TRUE(PayloadIsRight(**chunk));
-    }
-    if (report != nullptr) *report = handle.report();
-    return handle.report().loaded_tokens;
+    return LoadPrompt(*manager, root, prompt, std::move(parts), report);
   }
 
   uint64_t Frame() const { return 4096 + (kTestPayload + 4095) / 4096 * 4096; }
