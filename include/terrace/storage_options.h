@@ -1,5 +1,5 @@
-// What StorageManager::Open takes: tiers, fastest first, and options. Plain values; Validate() names field, value and what
-// is allowed.
+// What StorageManager::Open takes: tiers, fastest first, and options. Plain values; Validate() names field,
+// value and what is allowed.
 #pragma once
 
 #include <cstdint>

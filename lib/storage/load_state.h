@@ -41,7 +41,8 @@ struct LoadHandle::State : std::enable_shared_from_this<LoadHandle::State> {
   size_t next_start = 0;
   size_t next_take = 0;
   uint64_t resident_bytes = 0;
-  // next_start found the pool full. Next tries again while it waits for it: others give room back without a word.
+  // next_start found the pool full. Next tries again while it waits for it: others give room back without a
+  // word.
   bool is_parked = false;
   size_t failed_at = SIZE_MAX;  // items from here on are not given out
   Status failure;
@@ -58,7 +59,8 @@ struct LoadHandle::State : std::enable_shared_from_this<LoadHandle::State> {
   void GiveUp(size_t parked);
   void CountTaken(size_t index);
   void Cancel(Status why);
-  // With `mutex` held: nothing from `index` on is given out. What was ready goes to `dropped`, to be released after the lock.
+  // With `mutex` held: nothing from `index` on is given out. What was ready goes to `dropped`, to be released
+  // after the lock.
   void EndAt(size_t index, Status why, std::vector<BufferRef>* dropped);
 };
 

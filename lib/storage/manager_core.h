@@ -1,15 +1,19 @@
-// ManagerCore: the state that StorageManager, its leases, loads and writable chunks share. Kept alive by each of them.
+// ManagerCore: the state that StorageManager, its leases, loads and writable chunks share. Kept alive by each
+// of them.
 //
 // What is true whenever mutex_ is free:
-//   - an entry is in the index exactly while one of its objects lies in a tier, is being written to one or is being
+//   - an entry is in the index exactly while one of its objects lies in a tier, is being written to one or is
+//   being
 //     stored, or while a lease names it;
-//   - an object's bit for the host tier is set exactly while the host backend holds it (host calls complete inline,
-//     under mutex_); its bit for another tier is set after that backend's Put succeeded and cleared before its Erase is
-//     sent;
+//   - an object's bit for the host tier is set exactly while the host backend holds it (host calls complete
+//   inline,
+//     under mutex_); its bit for another tier is set after that backend's Put succeeded and cleared before
+//     its Erase is sent;
 //   - each tier's policy knows exactly the objects that have the tier's bit.
 //
-// Lock order: mutex_, then the host backend's own. Backends that do not complete inline are never called under mutex_,
-// and no callback of a caller is. LoadHandle::State has a mutex of its own, taken before mutex_, never after.
+// Lock order: mutex_, then the host backend's own. Backends that do not complete inline are never called
+// under mutex_, and no callback of a caller is. LoadHandle::State has a mutex of its own, taken before
+// mutex_, never after.
 #pragma once
 
 #include <condition_variable>

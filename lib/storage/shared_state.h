@@ -1,5 +1,5 @@
-// What a manager shares with the objects that it gives out: roots, leases, writable chunks, writes on their way. Fields
-// of a State are fixed once it was given out, but for those that say whose lock guards them.
+// What a manager shares with the objects that it gives out: roots, leases, writable chunks, writes on their
+// way. Fields of a State are fixed once it was given out, but for those that say whose lock guards them.
 #pragma once
 
 #include <map>
