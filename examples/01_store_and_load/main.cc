@@ -12,13 +12,29 @@
 #include <utility>
 #include <vector>
 
-// [readme:begin]
 #include "terrace/host_backend.h"
 #include "terrace/nvme_backend.h"
 #include "terrace/storage_manager.h"
 
 using namespace terrace;
 
+// Stands for the engine's KV: every byte follows from its token range and its place.
+std::byte Expected(TokenRange tokens, size_t i) {
+  return static_cast<std::byte>(tokens.end / 256 * 31 + i * 7);
+}
+
+void Compute(TokenRange tokens, MutableBytes payload) {
+  for (size_t i = 0; i < payload.size(); ++i) payload[i] = Expected(tokens, i);
+}
+
+bool IsRight(TokenRange tokens, Bytes payload) {
+  for (size_t i = 0; i < payload.size(); ++i) {
+    if (payload[i] != Expected(tokens, i)) return false;
+  }
+  return true;
+}
+
+// [readme:begin]
 // Host memory over a directory of an NVMe disk. value() ends the program with the reason of a failure.
 std::unique_ptr<StorageManager> Open(const std::string& directory) {
   std::vector<Tier> tiers(2);
@@ -28,22 +44,16 @@ std::unique_ptr<StorageManager> Open(const std::string& directory) {
   return StorageManager::Open({.pool_bytes = 64 << 20}, std::move(tiers)).value();
 }
 
-// Stands for the engine's KV: every byte follows from its token range and its place.
-std::byte Expected(TokenRange tokens, size_t i) {
-  return static_cast<std::byte>(tokens.end / 256 * 31 + i * 7);
-}
-
 Status Store(StorageManager& manager, const KvSpec& spec, const std::vector<Token>& prompt) {
   const auto sizes = [&](TokenRange tokens, ObjectPart part) -> Result<uint64_t> {
     return spec.PayloadBytes(part, static_cast<uint32_t>(tokens.end - tokens.begin));
   };
   const ChunkKey root = manager.Root(spec).value();
-  PrepareResult prepared = manager.Prepare(root, {prompt}, {0, prompt.size()}, sizes).value();
+  PrepareResult prepared = manager.Prepare(root, prompt, {0, prompt.size()}, sizes).value();
   std::vector<WritableChunk> filled;
   for (PreparedChunk& chunk : prepared.chunks) {
     if (!chunk.writable) continue;  // stored by an earlier run
-    const MutableBytes payload = chunk.writable->payload();
-    for (size_t i = 0; i < payload.size(); ++i) payload[i] = Expected(chunk.tokens, i);
+    Compute(chunk.tokens, chunk.writable->payload());
     filled.push_back(std::move(*chunk.writable));
   }
   std::printf("stored: %zu of %zu chunks were new\n", filled.size(), prepared.chunks.size());
@@ -53,17 +63,13 @@ Status Store(StorageManager& manager, const KvSpec& spec, const std::vector<Toke
 
 // The number of tokens whose bytes came back as they were stored.
 uint64_t Load(StorageManager& manager, const KvSpec& spec, const std::vector<Token>& prompt) {
-  const Lease lease = manager.Lookup(manager.Root(spec).value(), {prompt}).value();
+  const Lease lease = manager.Lookup(manager.Root(spec).value(), prompt).value();
   std::printf("found: %lu tokens, %lu of them in host memory\n", lease.matched_tokens(), lease.host_tokens());
   LoadHandle load = manager.Load(lease, {0, lease.matched_tokens()});
   uint64_t right_tokens = 0;
   while (std::optional<LeasedChunk> chunk = load.Next().value()) {
-    const TokenRange tokens = chunk->payload_tokens();
-    const Bytes payload = chunk->payload();
-    for (size_t i = 0; i < payload.size(); ++i) {
-      if (payload[i] != Expected(tokens, i)) return right_tokens;
-    }
-    right_tokens += tokens.end - tokens.begin;
+    if (!IsRight(chunk->payload_tokens(), chunk->payload())) break;
+    right_tokens = chunk->payload_tokens().end;
   }
   return right_tokens;
 }
