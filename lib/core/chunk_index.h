@@ -19,6 +19,7 @@ namespace terrace {
 
 using TierMask = uint8_t;  // bit i: tier i
 inline constexpr size_t kMaxTiers = 8;
+constexpr TierMask TierBit(size_t tier) { return static_cast<TierMask>(1u << tier); }
 
 // One object of a chunk. Exists while it lies in a tier or is being stored.
 struct ObjectPresence {

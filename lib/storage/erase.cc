@@ -9,8 +9,6 @@
 namespace terrace {
 namespace {
 
-TierMask Bit(size_t tier) { return static_cast<TierMask>(1u << tier); }
-
 // Calls `start` with a completion and waits for it. kDeadlineExceeded leaves the operation to end on its own.
 Status Await(const std::function<void(StatusDone)>& start, TimePoint deadline) {
   auto promise = std::make_shared<std::promise<Status>>();
@@ -50,10 +48,10 @@ uint64_t ManagerCore::ForgetObjects(IndexEntry& entry, std::vector<std::vector<O
     for (size_t t = 0; t < tiers_.size(); ++t) {
       // A durable tier is asked even where it evicted the object: an eviction may be undone by a crash, an
       // erase may not.
-      if (!((object.tiers | object.writing) & Bit(t)) && !tiers_[t].capabilities.is_durable) continue;
+      if (!((object.tiers | object.writing) & TierBit(t)) && !tiers_[t].capabilities.is_durable) continue;
       by_tier[t].push_back(id);
       ClearPresent(entry, object, t);
-      if (!(object.writing & Bit(t))) continue;
+      if (!(object.writing & TierBit(t))) continue;
       for (const std::shared_ptr<WriteJob>& job : tiers_[t].writes) {
         if (job->id != id || job->doomed) continue;
         job->doomed = true;

@@ -10,8 +10,6 @@
 namespace terrace {
 namespace {
 
-TierMask Bit(size_t tier) { return static_cast<TierMask>(1u << tier); }
-
 // The frame is whole and right; is it the one that was asked for?
 Status CheckIdentity(const FrameHeader& header, const LeaseItem& item) {
   const ObjectMeta& meta = item.meta;
@@ -67,7 +65,7 @@ size_t ManagerCore::NextTierWith(const LeaseItem& item, size_t from_tier) {
   const ObjectPresence* object = FindLeased(item);
   if (object == nullptr) return kNoTier;
   for (size_t t = from_tier; t < tiers_.size(); ++t) {
-    if (object->tiers & Bit(t)) return t;
+    if (object->tiers & TierBit(t)) return t;
   }
   return kNoTier;
 }
@@ -81,8 +79,8 @@ void ManagerCore::FinishRead(const LeaseItem& item, size_t tier, const BufferRef
     const ObjectPresence* object = FindLeased(item);
     // Erased meanwhile (and perhaps stored anew): the caller's bytes are right, but nothing comes back into a
     // tier.
-    const bool still_there = object != nullptr && (object->tiers & Bit(tier)) && erasures == erasures_;
-    if (!still_there || !HasHostTier() || (object->tiers & Bit(0)) || closing_) return;
+    const bool still_there = object != nullptr && (object->tiers & TierBit(tier)) && erasures == erasures_;
+    if (!still_there || !HasHostTier() || (object->tiers & TierBit(0)) || closing_) return;
     if (PutInHost(item.id, buffer, item.meta)) {
       SetPresent(*entry, *entry->Find(item.id.part), 0);  // found anew: making room may have moved it
       TouchUpwards(*entry, item.id.part, 0);
@@ -107,7 +105,7 @@ void ManagerCore::DropCorrupt(const LeaseItem& item, size_t tier) {
     std::lock_guard lock(mutex_);
     IndexEntry* entry = index_.Find(id.key);
     const ObjectPresence* object = FindLeased(item);
-    if (object == nullptr || !(object->tiers & Bit(tier))) return;
+    if (object == nullptr || !(object->tiers & TierBit(tier))) return;
     EvictObject(*entry, id.part, tier, evictions);
     CascadeUnreachable(id.key, id.part, evictions);
     RemoveIfEmpty(entry);

@@ -8,8 +8,6 @@
 namespace terrace {
 namespace {
 
-TierMask Bit(size_t tier) { return static_cast<TierMask>(1u << tier); }
-
 // Chunks that a window group needs before a boundary, the boundary's own included, and one more: an engine
 // that leaves the last token to compute may step back over a boundary.
 uint64_t WindowChunks(const GroupSpec& group, uint32_t tokens_per_chunk) {
@@ -37,7 +35,7 @@ Status ManagerCore::RequestState::Extend(const TokenView& prompt) {
 bool ManagerCore::IsUsable(const RootState& root, const IndexEntry& entry, ObjectPart part) const {
   const ObjectPresence* object = entry.Find(part);
   if (object == nullptr || object->tiers == 0 || object->division != root.division) return false;
-  const bool in_host = HasHostTier() && (object->tiers & Bit(0));
+  const bool in_host = HasHostTier() && (object->tiers & TierBit(0));
   return in_host || object->frame_bytes + kTierPageBytes <= pool_->size_bytes();
 }
 
@@ -126,7 +124,7 @@ void ManagerCore::AddLeaseItem(const IndexEntry& entry, ObjectPart part, uint64_
   item.meta.frame_bytes = object->frame_bytes;
   item.meta.payload_bytes = object->payload_bytes;
   item.meta.division = object->division;
-  item.in_host = HasHostTier() && (object->tiers & Bit(0));
+  item.in_host = HasHostTier() && (object->tiers & TierBit(0));
   lease.frame_bytes += object->frame_bytes;
   lease.items.push_back(std::move(item));
 }

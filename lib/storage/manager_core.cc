@@ -9,12 +9,6 @@
 #include "lib/storage/request_state.h"
 
 namespace terrace {
-namespace {
-
-TierMask Bit(size_t tier) { return static_cast<TierMask>(1u << tier); }
-
-}  // namespace
-
 Status StorageOptions::Validate() const {
   const auto bad = [](std::string field, std::string value, std::string allowed) {
     return InvalidArgumentError("StorageOptions." + field + " is " + value + "; allowed: " + allowed);
@@ -185,7 +179,7 @@ void ManagerCore::DropUnreachable() {
   index_.ForEach([&](IndexEntry& entry) {
     for (const ObjectPresence& object : entry.objects) {
       for (size_t t = 0; t < tiers_.size(); ++t) {
-        if ((object.tiers & Bit(t)) && !ParentReachable(entry, object.part, t, false)) {
+        if ((object.tiers & TierBit(t)) && !ParentReachable(entry, object.part, t, false)) {
           lost.emplace_back(entry.parent, object.part);
         }
       }
@@ -270,7 +264,7 @@ bool ManagerCore::IsReachableFrom(const ChunkKey& key, ObjectPart part, size_t t
   if (or_coming && object->store_id != 0) return true;
   const TierMask there = or_coming ? (object->tiers | object->writing) : object->tiers;
   for (size_t t = tier; t < tiers_.size(); ++t) {
-    if ((there & Bit(t)) && (t == tier || tiers_[t].capabilities.is_durable)) return true;
+    if ((there & TierBit(t)) && (t == tier || tiers_[t].capabilities.is_durable)) return true;
   }
   return false;
 }
@@ -281,10 +275,10 @@ bool ManagerCore::ParentReachable(const IndexEntry& entry, ObjectPart part, size
 }
 
 bool ManagerCore::WouldStrand(const IndexEntry& entry, ObjectPart part, size_t tier) const {
-  const TierMask remaining = entry.Find(part)->tiers & static_cast<TierMask>(~Bit(tier));
+  const TierMask remaining = entry.Find(part)->tiers & static_cast<TierMask>(~TierBit(tier));
   const auto still_reachable_from = [&](size_t child_tier) {
     for (size_t t = child_tier; t < tiers_.size(); ++t) {
-      if ((remaining & Bit(t)) && (t == child_tier || tiers_[t].capabilities.is_durable)) return true;
+      if ((remaining & TierBit(t)) && (t == child_tier || tiers_[t].capabilities.is_durable)) return true;
     }
     return false;
   };
@@ -295,7 +289,7 @@ bool ManagerCore::WouldStrand(const IndexEntry& entry, ObjectPart part, size_t t
     const TierMask wanted =
         object->store_id != 0 ? TierMask{0xff} : static_cast<TierMask>(object->tiers | object->writing);
     for (size_t t = 0; t <= tier; ++t) {
-      if ((wanted & Bit(t)) && !still_reachable_from(t)) return true;
+      if ((wanted & TierBit(t)) && !still_reachable_from(t)) return true;
     }
     return false;
   });
@@ -315,15 +309,15 @@ bool ManagerCore::MayEvict(const ObjectId& id, size_t tier) const {
 }
 
 void ManagerCore::SetPresent(IndexEntry& entry, ObjectPresence& object, size_t tier) {
-  if (object.tiers & Bit(tier)) return;
-  object.tiers |= Bit(tier);
+  if (object.tiers & TierBit(tier)) return;
+  object.tiers |= TierBit(tier);
   ++tiers_[tier].objects;
   tiers_[tier].policy->Insert({entry.key, object.part}, object.frame_bytes + kTierPageBytes);
 }
 
 void ManagerCore::ClearPresent(IndexEntry& entry, ObjectPresence& object, size_t tier) {
-  if (!(object.tiers & Bit(tier))) return;
-  object.tiers &= static_cast<TierMask>(~Bit(tier));
+  if (!(object.tiers & TierBit(tier))) return;
+  object.tiers &= static_cast<TierMask>(~TierBit(tier));
   --tiers_[tier].objects;
   tiers_[tier].policy->Remove({entry.key, object.part});
 }
@@ -374,7 +368,7 @@ void ManagerCore::CascadeUnreachable(const ChunkKey& parent, ObjectPart part, Ev
       if (object == nullptr || !NeedsParent(*child, part)) continue;
       bool changed = false;
       for (size_t t = 0; t < tiers_.size(); ++t) {
-        if (!(object->tiers & Bit(t)) || IsReachableFrom(key, part, t, true)) continue;
+        if (!(object->tiers & TierBit(t)) || IsReachableFrom(key, part, t, true)) continue;
         EvictObject(*child, part, t, out);
         unreachable_->Add();
         changed = true;
@@ -394,12 +388,12 @@ void ManagerCore::EvictSuperseded(IndexEntry& longer, size_t tier, Evictions& ou
     const bool covered =
         std::all_of(shorter->objects.begin(), shorter->objects.end(), [&](const ObjectPresence& o) {
           const ObjectPresence* mine = longer.Find(o.part);
-          return !(o.tiers & Bit(tier)) || (mine != nullptr && (mine->tiers & Bit(tier)));
+          return !(o.tiers & TierBit(tier)) || (mine != nullptr && (mine->tiers & TierBit(tier)));
         });
     if (!covered) continue;
     std::vector<ObjectPart> parts;
     for (const ObjectPresence& o : shorter->objects) {
-      if (o.tiers & Bit(tier)) parts.push_back(o.part);
+      if (o.tiers & TierBit(tier)) parts.push_back(o.part);
     }
     for (const ObjectPart part : parts) {
       EvictObject(*shorter, part, tier, out);

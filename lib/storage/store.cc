@@ -11,8 +11,6 @@
 namespace terrace {
 namespace {
 
-TierMask Bit(size_t tier) { return static_cast<TierMask>(1u << tier); }
-
 std::vector<uint64_t> LayerBytes(const KvSpec& spec, ObjectPart part, uint64_t num_tokens) {
   std::vector<uint64_t> bytes;
   if (spec.payload_form != PayloadForm::kCanonical) return bytes;
@@ -159,7 +157,7 @@ ManagerCore::Claim ManagerCore::ClaimStore(const StoreRequest& request, uint64_t
       }
       // Of another division into shards, with what hangs below: of no use to who stores now.
       for (size_t t = 0; t < tiers_.size(); ++t) {
-        if (object->tiers & Bit(t)) EvictObject(*entry, request.id.part, t, evictions);
+        if (object->tiers & TierBit(t)) EvictObject(*entry, request.id.part, t, evictions);
       }
       CascadeUnreachable(request.id.key, request.id.part, evictions);
     }
@@ -180,11 +178,11 @@ ManagerCore::Claim ManagerCore::ClaimStore(const StoreRequest& request, uint64_t
 // An object that lies in the host tier alone (its write failed, or found no room) is offered to the lower
 // tiers again.
 void ManagerCore::CompleteTiers(IndexEntry& entry, ObjectPresence& object) {
-  if (!HasHostTier() || !(object.tiers & Bit(0))) return;
+  if (!HasHostTier() || !(object.tiers & TierBit(0))) return;
   bool is_complete = true;
   for (size_t t = 1; t < tiers_.size(); ++t) {
     is_complete &=
-        ((object.tiers | object.writing) & Bit(t)) != 0 || !ParentReachable(entry, object.part, t, true);
+        ((object.tiers | object.writing) & TierBit(t)) != 0 || !ParentReachable(entry, object.part, t, true);
   }
   if (is_complete) return;
   const BufferRef buffer = BorrowFromHost({entry.key, object.part});

@@ -8,8 +8,6 @@
 namespace terrace {
 namespace {
 
-TierMask Bit(size_t tier) { return static_cast<TierMask>(1u << tier); }
-
 uint64_t JobBytes(const WriteJob& job) { return kTierPageBytes + job.meta.frame_bytes; }
 
 }  // namespace
@@ -17,13 +15,13 @@ uint64_t JobBytes(const WriteJob& job) { return kTierPageBytes + job.meta.frame_
 void ManagerCore::EnqueueWrites(IndexEntry& entry, ObjectPresence& object, const BufferRef& buffer,
                                 const ObjectMeta& meta, uint64_t ticket) {
   for (size_t t = HasHostTier() ? 1 : 0; t < tiers_.size(); ++t) {
-    if ((object.tiers | object.writing) & Bit(t)) continue;
+    if ((object.tiers | object.writing) & TierBit(t)) continue;
     auto job = std::make_shared<WriteJob>();
     job->id = {entry.key, object.part};
     job->frame = buffer;
     job->meta = meta;
     job->ticket = ticket;
-    object.writing |= Bit(t);
+    object.writing |= TierBit(t);
     tickets_.insert(ticket);
     tiers_[t].writes.push_back(std::move(job));
   }
@@ -147,7 +145,7 @@ void ManagerCore::PublishWrites(size_t t, WriteEffects& effects) {
     IndexEntry* entry = index_.Find(job->id.key);
     ObjectPresence* object = entry != nullptr ? entry->Find(job->id.part) : nullptr;
     if (object == nullptr) continue;
-    object->writing &= static_cast<TierMask>(~Bit(t));
+    object->writing &= static_cast<TierMask>(~TierBit(t));
     const bool stored = job->status.ok() || job->status.code() == StatusCode::kAlreadyExists;
     if (stored && ParentReachable(*entry, job->id.part, t, false)) {
       SetPresent(*entry, *object, t);
