@@ -9,6 +9,7 @@
 #include "lib/storage/request_state.h"
 
 namespace terrace {
+
 Status StorageOptions::Validate() const {
   const auto bad = [](std::string field, std::string value, std::string allowed) {
     return InvalidArgumentError("StorageOptions." + field + " is " + value + "; allowed: " + allowed);
