@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <future>
 #include <thread>
 
 #include "terrace/backend_wrapper.h"
@@ -112,6 +113,12 @@ class DroppingExecutor final : public Executor {
       : dropping_(std::move(dropping)), pool_(*MakeThreadPool({})) {}
   void Post(std::function<void()> work) override {
     if (!dropping_->load()) pool_->Post(std::move(work));
+  }
+  // Until everything posted before has run: the pool has one thread.
+  void WaitUntilIdle() {
+    std::promise<void> ran;
+    pool_->Post([&] { ran.set_value(); });
+    ran.get_future().wait();
   }
 
  private:
@@ -373,9 +380,11 @@ TEST(ManagerReviewTest, EraseNamesWhatADurableTierEvictedBefore) {
 TEST(ManagerReviewTest, WorkThatAnExecutorDropsDoesNotHangFlushAndClose) {
   ManagerFixture f;
   auto dropping = std::make_shared<std::atomic<bool>>(false);
-  f.options.executor = std::make_shared<DroppingExecutor>(dropping);
+  const auto executor = std::make_shared<DroppingExecutor>(dropping);
+  f.options.executor = executor;
   f.Open();
   ASSERT_TRUE(f.manager->Flush().ok());
+  executor->WaitUntilIdle();  // work that still runs would take what is queued behind it along
   *dropping = true;
   Result<PrepareResult> prepared = PrepareAll(f, TestTokens(kTestChunk), {0, kTestChunk}, kTestPayload);
   CommitAll(f, *prepared);
