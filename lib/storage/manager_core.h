@@ -147,11 +147,6 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
   void ReleaseLease(Lease::State& lease);
 
   // load.cc
-  struct LoadedObject {
-    size_t tier = kNoTier;
-    BufferRef buffer;
-    uint32_t header_bytes = 0;
-  };
   BufferRef BorrowFromHost(const ObjectId& id);
   // The object that the item was made from, or another save of it with the same lengths; null where neither
   // is known.

@@ -39,7 +39,6 @@ struct LeaseItem {
 struct Lease::State {
   std::shared_ptr<ManagerCore> core;
   RootStateRef root;
-  uint64_t id = 0;
   uint64_t matched_tokens = 0;
   uint64_t host_tokens = 0;
   uint64_t frame_bytes = 0;
