@@ -130,7 +130,10 @@ struct TERRACE_API KvSpec {
   // taken as 1). Keys and roots do not know the division, so frames and records name it: shard 0 of two ranks
   // is never taken for shard 0 of four.
   uint32_t DivisionTag() const;
-  // Bytes of one token of one layer in this part; 0 where the part does not hold the layer.
+  // Bytes of one token of one plane of one layer in this part: all of the plane, or the shard's heads of it.
+  // 0 where the part does not hold the layer or the layer has no such plane.
+  uint64_t PlaneBytesPerToken(uint32_t layer, uint32_t plane, ObjectPart part) const;
+  // The sum over the layer's planes; 0 where the part does not hold the layer.
   uint64_t LayerBytesPerToken(uint32_t layer, ObjectPart part) const;
   // Bytes of a canonical payload of `num_tokens` tokens. 0 for opaque specs.
   uint64_t PayloadBytes(ObjectPart part, uint32_t num_tokens) const;

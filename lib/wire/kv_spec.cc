@@ -273,15 +273,21 @@ Status KvSpec::Validate() const {
   return ValidateShards(*this);
 }
 
-uint64_t KvSpec::LayerBytesPerToken(uint32_t layer, ObjectPart part) const {
+uint64_t KvSpec::PlaneBytesPerToken(uint32_t layer, uint32_t plane, ObjectPart part) const {
   if (layer >= layers.size() || layers[layer].group != part.group || part.shard >= num_shards()) return 0;
   const ShardSpec shard =
       shards.empty() ? ShardSpec{0, 1, 0, static_cast<uint32_t>(layers.size())} : shards[part.shard];
-  if (layer < shard.layer_begin || layer >= shard.layer_end) return 0;
+  if (layer < shard.layer_begin || layer >= shard.layer_end || plane >= layers[layer].planes.size()) return 0;
+  const PlaneSpec& spec = layers[layer].planes[plane];
+  const bool split = spec.heads >= shard.tensor_size && spec.kind != PlaneKind::kLatent;
+  return split ? spec.bytes_per_token / shard.tensor_size : spec.bytes_per_token;
+}
+
+uint64_t KvSpec::LayerBytesPerToken(uint32_t layer, ObjectPart part) const {
+  if (layer >= layers.size()) return 0;
   uint64_t bytes = 0;
-  for (const PlaneSpec& plane : layers[layer].planes) {
-    const bool split = plane.heads >= shard.tensor_size && plane.kind != PlaneKind::kLatent;
-    bytes += split ? plane.bytes_per_token / shard.tensor_size : plane.bytes_per_token;
+  for (uint32_t plane = 0; plane < layers[layer].planes.size(); ++plane) {
+    bytes += PlaneBytesPerToken(layer, plane, part);
   }
   return bytes;
 }

@@ -1,0 +1,36 @@
+// GatherLayers, ScatterLayers: host copies between an engine's pages (PagedKvView) and a canonical payload
+// (PayloadLayout). Runs that are contiguous on both sides - heads of a token, tokens of a block, neighbouring
+// blocks - are copied in one piece. Stores go around the cache (StreamCopy), with one fence per call.
+//
+// Threads: no state. Calls that write different bytes may run at the same time, on one view and payload too:
+// other layers, other tokens.
+#pragma once
+
+#include "lib/codec/payload_layout.h"
+#include "terrace/bytes.h"
+#include "terrace/paged_kv_view.h"
+#include "terrace/status.h"
+#include "terrace/tokens.h"
+
+namespace terrace {
+
+struct PagedCopy {
+  const PayloadLayout& layout;
+  const PagedKvView& view;    // validated, of the layout's part
+  TokenRange payload_tokens;  // tokens of the prompt that the payload holds
+};
+
+// Layers [begin, end), counted from the part's first one.
+struct LayerSpan {
+  uint32_t begin = 0;
+  uint32_t end = 0;
+};
+
+// View -> payload, for `tokens` (of the prompt, within payload_tokens) of `layers`. kInvalidArgument where
+// one of the tokens is outside the view or in a negative block: nothing is copied then.
+Status GatherLayers(const PagedCopy& copy, TokenRange tokens, LayerSpan layers, MutableBytes payload);
+
+// Payload -> view. Tokens outside the view and in negative blocks are skipped.
+void ScatterLayers(const PagedCopy& copy, TokenRange tokens, LayerSpan layers, Bytes payload);
+
+}  // namespace terrace
