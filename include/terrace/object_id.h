@@ -19,7 +19,13 @@ namespace terrace {
 struct TERRACE_API Digest {
   std::array<std::byte, 32> bytes{};
 
-  friend auto operator<=>(const Digest&, const Digest&) = default;
+  // In one step each: tables that are keyed by digests live from it.
+  friend bool operator==(const Digest& a, const Digest& b) {
+    return std::memcmp(a.bytes.data(), b.bytes.data(), a.bytes.size()) == 0;
+  }
+  friend std::strong_ordering operator<=>(const Digest& a, const Digest& b) {
+    return std::memcmp(a.bytes.data(), b.bytes.data(), a.bytes.size()) <=> 0;
+  }
   // 64 lower-case hex digits.
   std::string ToHex() const;
   // kInvalidArgument unless exactly 64 hex digits.

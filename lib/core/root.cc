@@ -43,12 +43,8 @@ Result<RootRecord> ComputeRoot(const KvSpec& spec, std::span<const Adapter> adap
   RootRecord record;
   record.spec = spec.SerializeIdentity();
   record.adapters = *std::move(canonical);
+  if (!salt.empty()) record.salt_sha256 = Sha256Of(salt);
   Sha256Stream sha;
-  if (!salt.empty()) {
-    sha.Begin();
-    sha.Add(salt);
-    record.salt_sha256 = sha.Finish();
-  }
   sha.Begin();
   sha.Add(kRootTag);
   AddSized(record.spec, sha);

@@ -30,4 +30,7 @@ class Sha256Stream {
   evp_md_ctx_st* context_;
 };
 
+// SHA-256 of one piece of text.
+Digest Sha256Of(std::string_view text);
+
 }  // namespace terrace

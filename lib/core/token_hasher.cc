@@ -37,6 +37,13 @@ const EVP_MD* Sha256Method() {
 }  // namespace
 
 Sha256Stream::Sha256Stream() : context_(EVP_MD_CTX_new()) { TERRACE_CHECK(context_ != nullptr); }
+Digest Sha256Of(std::string_view text) {
+  Sha256Stream sha;
+  sha.Begin();
+  sha.Add(text);
+  return sha.Finish();
+}
+
 Sha256Stream::~Sha256Stream() { EVP_MD_CTX_free(context_); }
 
 void Sha256Stream::Begin() {

@@ -5,8 +5,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <set>
 
-#include "lib/core/chunk_index.h"
 #include "terrace/kv_spec.h"
 #include "terrace/token_hasher.h"
 
@@ -221,86 +221,6 @@ TEST(TokenHasherTest, GrowingEqualsHashingAtOnce) {
   EXPECT_FALSE(whole.Append({tokens, std::vector<Item>{{5, ItemBytes("x")}}}).ok())
       << "an item before the appended tokens";
   EXPECT_EQ(whole.num_tokens(), 1000u);
-}
-
-// Longest common prefix the slow way.
-uint32_t PlainCommonPrefix(const ChunkContent& a, const ChunkContent& b) {
-  const auto item_at = [](const ChunkContent& c, uint64_t p) -> std::vector<std::byte> {
-    for (const Item& item : c.items) {
-      if (item.position == p) return item.bytes;
-    }
-    return {};
-  };
-  uint32_t m = 0;
-  while (m < a.tokens.size() && m < b.tokens.size() && a.tokens[m] == b.tokens[m] &&
-         item_at(a, m) == item_at(b, m))
-    ++m;
-  return m;
-}
-
-ChunkContent RandomContent(std::mt19937& random, size_t max_tokens) {
-  ChunkContent content;
-  content.tokens.resize(1 + random() % max_tokens);
-  for (Token& token : content.tokens) token = random() % 2;
-  for (uint64_t p = 0; p < content.tokens.size(); ++p) {
-    if (random() % 4 == 0) content.items.push_back({p, ItemBytes(random() % 2 ? "x" : "y")});
-  }
-  return content;
-}
-
-TEST(ChunkIndexTest, MatchEqualsThePlainSearchOverAllChildren) {
-  std::mt19937 random(11);
-  for (int round = 0; round < 60; ++round) {
-    ChunkIndex index;
-    const ChunkKey parent = TokenHasher::KeyOf({}, {{static_cast<Token>(round)}, {}});
-    std::vector<IndexEntry*> all;
-    for (int i = 0; i < 40; ++i) {
-      auto content = std::make_shared<ChunkContent>(RandomContent(random, 8));
-      const ChunkKey key = TokenHasher::KeyOf(parent, *content);
-      if (index.Find(key) != nullptr) continue;
-      IndexEntry& entry = index.Add(key, parent, {}, 0, content);
-      entry.leases = random() % 3;  // 0 marks an entry that the filter refuses
-      all.push_back(&entry);
-    }
-    const auto usable = [](const IndexEntry& entry) { return entry.leases != 0; };
-    for (int q = 0; q < 40; ++q) {
-      const ChunkContent query = RandomContent(random, 8);
-      uint32_t best = 0;
-      uint32_t best_whole = 0;
-      std::set<IndexEntry*> strict;
-      for (IndexEntry* entry : all) {
-        const uint32_t m = PlainCommonPrefix(*entry->content, query);
-        EXPECT_EQ(CommonPrefixTokens(*entry->content, query), m);
-        if (m == entry->content->tokens.size() && m < query.tokens.size()) strict.insert(entry);
-        if (!usable(*entry)) continue;
-        best = std::max(best, m);
-        if (m == entry->content->tokens.size()) best_whole = std::max(best_whole, m);
-      }
-      EXPECT_EQ(index.LongestCommonPrefix(parent, query, usable).tokens, best);
-      EXPECT_EQ(index.LongestWholePrefix(parent, query, usable).tokens, best_whole);
-      const std::vector<IndexEntry*> found = index.StrictPrefixes(parent, query);
-      EXPECT_EQ(std::set<IndexEntry*>(found.begin(), found.end()), strict);
-    }
-    while (!all.empty()) {
-      index.Remove(all.back()->key);
-      all.pop_back();
-      EXPECT_EQ(index.Children(parent).size(), all.size());
-    }
-  }
-}
-
-TEST(ChunkIndexTest, AnEarlyItemDecidesBeforeALaterToken) {
-  // In an order of whole token lists first, the query's neighbour would be the second child, with which it
-  // shares nothing.
-  ChunkIndex index;
-  const auto add = [&](ChunkContent content) {
-    auto shared = std::make_shared<ChunkContent>(std::move(content));
-    index.Add(TokenHasher::KeyOf({}, *shared), {}, {}, 0, shared);
-  };
-  add({{1, 2, 3}, {{0, ItemBytes("X")}}});
-  add({{1, 2, 4}, {{0, ItemBytes("Y")}}});
-  const ChunkContent query{{1, 2, 5}, {{0, ItemBytes("X")}}};
-  EXPECT_EQ(index.LongestCommonPrefix({}, query, [](const IndexEntry&) { return true; }).tokens, 2u);
 }
 
 }  // namespace
