@@ -1,192 +1,172 @@
 #include "lib/memory/buffer_pool.h"
 
-#include <sys/mman.h>
-
-#include <cerrno>
-#include <cstring>
-#include <map>
-#include <mutex>
-#include <set>
+#include <algorithm>
 #include <string>
+#include <utility>
 
-#include "lib/base/check.h"
+#include "lib/base/status_macros.h"
+#include "lib/memory/pool_arena.h"
 
 namespace terrace {
 namespace {
 
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
+// A window is looked for once so much is free: half of what is wanted, but at least this part of the pool.
+// Earlier would cost a look at every run for what one more eviction may give; later would leave more of the
+// pool empty.
+constexpr uint32_t kFreePart = 64;
+// Tries per allocation; between two of them twice as many single evictions each time.
+constexpr int kMaxWindowTries = 16;
+// Looks at some runs before all of them are looked at.
+constexpr uint32_t kPartialLists = 2;
 
-constexpr size_t kHugePageBytes = size_t{2} << 20;
-
-}  // namespace
-
-// Free runs in two orders: by start (to join neighbours) and by length (to find the best fit). Both always
-// hold the same runs, no two of which touch; units handed out + free units = all units.
-struct BufferPool::Arena {
-  std::byte* base = nullptr;
-  size_t mapped_bytes = 0;
-  void* mapping = nullptr;
-  uint64_t units = 0;
-
-  mutable std::mutex mutex;  // guards all below
-  std::map<uint64_t, uint64_t> free_by_start;
-  std::set<std::pair<uint64_t, uint64_t>> free_by_length;
-  uint64_t used_units = 0;
-  Reclaimer reclaimer;
-
-  ~Arena() {
-    if (mapping != nullptr) munmap(mapping, mapped_bytes);
+class ColdestFirst : public Reclaimer {
+ public:
+  explicit ColdestFirst(std::function<bool(uint64_t)> reclaim_one) : reclaim_one_(std::move(reclaim_one)) {}
+  bool ReclaimOne(uint64_t wanted_bytes) override { return reclaim_one_(wanted_bytes); }
+  void Costs(std::span<const BufferControl* const>, std::span<uint64_t> costs) override {
+    std::fill(costs.begin(), costs.end(), kNotEvictable);
   }
+  bool Evict(const BufferControl*) override { return false; }
 
-  void AddFree(uint64_t start, uint64_t length) {
-    free_by_start[start] = length;
-    free_by_length.emplace(length, start);
-  }
-
-  void DropFree(std::map<uint64_t, uint64_t>::iterator it) {
-    free_by_length.erase({it->second, it->first});
-    free_by_start.erase(it);
-  }
-
-  // Start of a run, or nothing.
-  std::optional<uint64_t> Take(uint64_t wanted) {
-    std::lock_guard lock(mutex);
-    const auto best = free_by_length.lower_bound({wanted, 0});
-    if (best == free_by_length.end()) return std::nullopt;
-    const auto [length, start] = *best;
-    DropFree(free_by_start.find(start));
-    if (length > wanted) AddFree(start + wanted, length - wanted);
-    used_units += wanted;
-    return start;
-  }
-
-  void Give(uint64_t start, uint64_t length) {
-    std::lock_guard lock(mutex);
-    TERRACE_CHECK(used_units >= length);
-    used_units -= length;
-    auto next = free_by_start.lower_bound(start);
-    if (next != free_by_start.end() && next->first == start + length) {
-      length += next->second;
-      const auto joined = next++;
-      DropFree(joined);
-    }
-    if (next != free_by_start.begin()) {
-      const auto previous = std::prev(next);
-      if (previous->first + previous->second == start) {
-        start = previous->first;
-        length += previous->second;
-        DropFree(previous);
-      }
-    }
-    AddFree(start, length);
-  }
-};
-
-namespace {
-
-// A run that was handed out. Keeps the mapping alive.
-template <typename Arena>
-struct Run : BufferControl {
-  std::shared_ptr<Arena> arena;
-  uint64_t start = 0;
-  uint64_t length = 0;
-
-  static void Release(BufferControl* control) {
-    auto* run = static_cast<Run*>(control);
-    run->arena->Give(run->start, run->length);
-    delete run;
-  }
+ private:
+  std::function<bool(uint64_t)> reclaim_one_;
 };
 
 }  // namespace
 
-BufferPool::BufferPool(std::shared_ptr<Arena> arena) : arena_(std::move(arena)) {}
+BufferPool::BufferPool(PoolArena* arena) : arena_(arena) {}
 
-BufferPool::~BufferPool() {
-  std::lock_guard lock(arena_->mutex);
-  arena_->reclaimer = nullptr;
-}
+BufferPool::~BufferPool() { arena_->Abandon(); }
 
 Result<std::unique_ptr<BufferPool>> BufferPool::Create(const BufferPoolOptions& options) {
-  auto arena = std::make_shared<Arena>();
-  arena->units = options.size_bytes / kPoolUnitBytes;
-  const auto warn = [&](const std::string& message) {
-    if (options.log != nullptr) options.log->Log(LogLevel::kInfo, "pool", message);
-  };
-  if (arena->units > 0) {
-    const size_t bytes = arena->units * kPoolUnitBytes;
-    arena->mapped_bytes = bytes + kHugePageBytes;
-    void* mapping =
-        mmap(nullptr, arena->mapped_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (mapping == MAP_FAILED) {
-      return ResourceExhaustedError("the pool's " + std::to_string(bytes) +
-                                    " bytes cannot be mapped: " + std::strerror(errno));
-    }
-    arena->mapping = mapping;
-    const auto address = reinterpret_cast<uintptr_t>(mapping);
-    arena->base =
-        reinterpret_cast<std::byte*>((address + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes);
-    if (options.huge_pages && madvise(arena->base, bytes, MADV_HUGEPAGE) != 0) {
-      warn(std::string("no huge pages for the pool: ") + std::strerror(errno));
-    }
-    // A child made by fork must not share what a device may write.
-    if (madvise(arena->base, bytes, MADV_DONTFORK) != 0) warn("the pool is visible to forked children");
-    if (madvise(arena->base, bytes, MADV_POPULATE_WRITE) != 0) {
-      if (errno == ENOMEM || errno == EFAULT) {
-        return ResourceExhaustedError("the pool's " + std::to_string(bytes) +
-                                      " bytes cannot be populated: " + std::strerror(errno));
-      }
-      std::memset(arena->base, 0, bytes);  // kernels before 5.14
-    }
-    if (mlock(arena->base, bytes) != 0)
-      warn(std::string("the pool is not locked in memory: ") + std::strerror(errno));
-    arena->AddFree(0, arena->units);
-  }
-  return std::unique_ptr<BufferPool>(new BufferPool(std::move(arena)));
+  TERRACE_ASSIGN_OR_RETURN(PoolMapping mapping, PoolMapping::Map(options));
+  return std::unique_ptr<BufferPool>(new BufferPool(new PoolArena(std::move(mapping), options.metrics)));
 }
 
-void BufferPool::SetReclaimer(Reclaimer reclaimer) {
-  std::lock_guard lock(arena_->mutex);
-  arena_->reclaimer = std::move(reclaimer);
+void BufferPool::SetReclaimer(Reclaimer* reclaimer) {
+  arena_->SetReclaimer(std::shared_ptr<Reclaimer>(std::shared_ptr<void>(), reclaimer));
 }
 
-Result<BufferRef> BufferPool::Allocate(uint64_t bytes) {
-  const uint64_t wanted = (bytes + kPoolUnitBytes - 1) / kPoolUnitBytes;
-  if (wanted == 0) return InvalidArgumentError("a buffer of 0 bytes");
-  if (wanted > arena_->units) {
+void BufferPool::SetReclaimer(std::function<bool(uint64_t)> reclaim_one) {
+  if (!reclaim_one) return SetReclaimer(static_cast<Reclaimer*>(nullptr));
+  arena_->SetReclaimer(std::make_shared<ColdestFirst>(std::move(reclaim_one)));
+}
+
+Result<BufferRef> BufferPool::Allocate(uint64_t bytes, BufferUse use) {
+  if (bytes == 0) return InvalidArgumentError("a buffer of 0 bytes");
+  PoolAccounts& accounts = arena_->accounts();
+  if (bytes > largest_buffer_bytes()) {
+    accounts.Failed(PoolFailure::kTooLarge);
     return ResourceExhaustedError("a buffer of " + std::to_string(bytes) + " bytes is more than the pool's " +
-                                  std::to_string(size_bytes()));
+                                  std::to_string(largest_buffer_bytes()));
   }
-  std::optional<uint64_t> start = arena_->Take(wanted);
-  if (!start) {
-    Reclaimer reclaimer;
-    {
-      std::lock_guard lock(arena_->mutex);
-      reclaimer = arena_->reclaimer;
+  const auto units = static_cast<uint32_t>((bytes + kPoolUnitBytes - 1) / kPoolUnitBytes);
+  if (!accounts.Charge(units, use)) {
+    accounts.Failed(PoolFailure::kClassLimit);
+    return ResourceExhaustedError(use == BufferUse::kLoad
+                                      ? "loads hold all that the stores' reserve leaves them"
+                                      : "stores hold all that the loads' reserve leaves them");
+  }
+  if (PoolRun* run = arena_->Take(units, use)) return BufferRef(run);
+  if (PoolRun* run = MakeRoom(units, use)) return BufferRef(run);
+  accounts.Discharge(units, use);
+  accounts.Failed(PoolFailure::kFull);
+  return ResourceExhaustedError("the pool is full with what may not be evicted");
+}
+
+PoolRun* BufferPool::MakeRoom(uint32_t units, BufferUse use) {
+  const std::shared_ptr<Reclaimer> reclaimer = arena_->reclaimer();
+  if (reclaimer == nullptr) return nullptr;
+  const auto pool_units = static_cast<uint32_t>(size_bytes() / kPoolUnitBytes);
+  const uint32_t enough_free = std::max(units / 2, pool_units / kFreePart);
+  // Others may take what is evicted here: more than the whole pool's worth is not one allocation's share.
+  const uint64_t max_evictions = 2 * uint64_t{pool_units} + 16;
+  uint64_t next_try = 0;
+  int tries = 0;
+  for (uint64_t evictions = 0; evictions < max_evictions; ++evictions) {
+    if (tries < kMaxWindowTries && evictions >= next_try && arena_->free_units() >= enough_free) {
+      bool hopeless = false;
+      if (PoolRun* run = EvictWindow(*reclaimer, units, use, hopeless)) return run;
+      if (hopeless) return arena_->Take(units, use);
+      next_try = evictions + (uint64_t{1} << tries++);
     }
-    while (!start && reclaimer && reclaimer(bytes)) start = arena_->Take(wanted);
-    if (!start) start = arena_->Take(wanted);  // given back by another thread meanwhile
+    const bool reclaimed = reclaimer->ReclaimOne(uint64_t{units} * kPoolUnitBytes);
+    if (PoolRun* run = arena_->Take(units, use)) return run;  // perhaps given back by another thread
+    if (!reclaimed) break;
   }
-  if (!start) return ResourceExhaustedError("the pool is full with what may not be evicted");
-  auto* run = new Run<Arena>();
-  run->data = arena_->base + *start * kPoolUnitBytes;
-  run->size_bytes = wanted * kPoolUnitBytes;
-  run->release = &Run<Arena>::Release;
-  run->arena = arena_;
-  run->start = *start;
-  run->length = wanted;
-  return BufferRef(run);
+  return nullptr;
 }
 
-uint64_t BufferPool::size_bytes() const { return arena_->units * kPoolUnitBytes; }
-
-uint64_t BufferPool::used_bytes() const {
-  std::lock_guard lock(arena_->mutex);
-  return arena_->used_units * kPoolUnitBytes;
+PoolRun* BufferPool::EvictWindow(Reclaimer& reclaimer, uint32_t units, BufferUse use, bool& hopeless) {
+  PoolArena::Claim* claim = arena_->OpenClaim();
+  if (claim == nullptr) return nullptr;
+  PoolRun* made = nullptr;
+  bool any_evictable = false;
+  bool any_window = false;
+  for (uint32_t i = 0; i < kPartialLists + arena_->num_pieces() && made == nullptr; ++i) {
+    if (i < kPartialLists) {
+      arena_->ListNext(*claim, units);
+    } else {
+      arena_->ListPiece(*claim, i - kPartialLists);
+    }
+    reclaimer.Costs(claim->controls, claim->costs);
+    any_evictable |= claim->TakeCosts();
+    const std::optional<EvictionWindow> window = CheapestWindow(claim->candidates, units);
+    if (!window) continue;
+    any_window = true;
+    if (!arena_->Reserve(*claim, *window)) continue;
+    for (const BufferControl* victim : claim->victims) {
+      if (!reclaimer.Evict(victim) && !arena_->IsHeld(victim)) break;
+    }
+    made = arena_->Finish(*claim, units, use);
+  }
+  arena_->CloseClaim(claim);
+  hopeless = any_evictable && !any_window;
+  return made;
 }
 
-MemoryRegion BufferPool::region() const { return {.id = 0, .bytes = {arena_->base, size_bytes()}}; }
+void BufferPool::Settle(const BufferRef& buffer) {
+  if (PoolRun* run = arena_->RunOf(buffer)) arena_->Settle(*run);
+}
+
+void BufferPool::MarkOrphan(const BufferRef& buffer) {
+  if (PoolRun* run = arena_->RunOf(buffer)) arena_->MarkOrphan(*run);
+}
+
+const BufferControl* BufferPool::ControlOf(const BufferRef& buffer) const { return arena_->RunOf(buffer); }
+
+uint64_t BufferPool::NotifyOnRoom(std::function<void()> call) { return arena_->AddWaiter(std::move(call)); }
+
+bool BufferPool::CancelNotify(uint64_t id) { return arena_->RemoveWaiter(id); }
+
+void BufferPool::Nudge() { arena_->WakeWaiters(); }
+
+uint64_t BufferPool::size_bytes() const { return arena_->mapping().size_bytes(); }
+
+uint64_t BufferPool::largest_buffer_bytes() const {
+  return uint64_t{arena_->longest_possible()} * kPoolUnitBytes;
+}
+
+uint64_t BufferPool::used_bytes() const { return arena_->accounts().used_units() * kPoolUnitBytes; }
+
+uint64_t BufferPool::class_bytes(BufferUse use) const {
+  return arena_->accounts().charged_units(use) * kPoolUnitBytes;
+}
+
+uint64_t BufferPool::orphaned_bytes() const { return arena_->accounts().orphaned_units() * kPoolUnitBytes; }
+
+std::vector<MemoryRegion> BufferPool::regions() const {
+  std::vector<MemoryRegion> regions;
+  for (uint64_t offset = 0; offset < size_bytes(); offset += kPoolPieceBytes) {
+    regions.push_back(
+        {.id = static_cast<uint32_t>(regions.size()),
+         .bytes = {arena_->mapping().base() + offset, std::min(kPoolPieceBytes, size_bytes() - offset)}});
+  }
+  return regions;
+}
+
+MemoryRegion BufferPool::region() const {
+  return {.id = 0, .bytes = {arena_->mapping().base(), size_bytes()}};
+}
 
 }  // namespace terrace
