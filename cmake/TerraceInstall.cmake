@@ -16,7 +16,7 @@ install(FILES ${PROJECT_BINARY_DIR}/cmake/TerraceConfig.cmake ${PROJECT_BINARY_D
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
 # Programs find the library beside them, and the engine where set-up built it.
-foreach(program IN ITEMS terrace-llama terrace_llama)
+foreach(program IN ITEMS terrace_program terrace-llama terrace_llama)
   if(TARGET ${program})
     file(RELATIVE_PATH bin_to_lib ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_LIBDIR})
     set_target_properties(${program} PROPERTIES INSTALL_RPATH "$ORIGIN/${bin_to_lib}" INSTALL_RPATH_USE_LINK_PATH ON)

@@ -127,9 +127,11 @@ struct ChunkPresence {
 };
 struct PrefixMatch {
   Status status;
+  // Per chunk in prefix order, and of each chunk per part in the order of the query; the full chunks under
+  // the query's keys, then at most one chunk that the match ends inside (or with).
   std::vector<ChunkPresence> chunks;
-  uint64_t matched_tokens = 0;
-  std::string lease_token;
+  uint64_t matched_tokens = 0;  // from the query's first_token on
+  std::string lease_token;      // for Release; empty: none
 };
 using MatchDone = std::function<void(const PrefixMatch&)>;
 

@@ -27,6 +27,8 @@ struct ManagerStats {
   uint64_t corrupt_objects = 0;  // found wrong on the way up, dropped, answered as a miss
   uint64_t pending_writes = 0;   // write-behind not yet done
   uint64_t active_leases = 0;
+  uint64_t pinned_names = 0;
+  uint64_t index_content_bytes = 0;  // tokens and items of the indexed chunks
 };
 
 }  // namespace terrace

@@ -13,6 +13,7 @@
 #include "terrace/metrics.h"
 #include "terrace/status.h"
 #include "terrace/time.h"
+#include "terrace/trace.h"
 
 namespace terrace {
 
@@ -27,9 +28,15 @@ struct StorageOptions {
   // what is in flight. 0 is valid: nothing is cached. Rounded down to 64 KiB units.
   uint64_t pool_bytes = uint64_t{1} << 30;
   bool huge_pages = true;  // ask for transparent huge pages; a refusal is a warning
+  int numa_node = -1;      // bind the pool to this node; -1 = where the system puts it
   Duration lease_time = std::chrono::seconds(30);
   // Host bytes that leases may protect, as a share of the pool; above it a lookup is a hint.
   double lease_budget = 0.5;  // 0..1
+  // Bytes that pins may protect, as a share of the pool and of the tiers below.
+  double pin_budget = 0.25;  // 0..1
+  // Memory for tokens and items of the indexed chunks; above it the coldest lose theirs (they still match
+  // whole chunks by key, no longer inside one).
+  uint64_t index_bytes = uint64_t{2} << 30;
   // How long one read or write of a chunk may take before the caller is told to recompute or drop it.
   Duration io_deadline = std::chrono::seconds(10);
   // Bytes of a load that may be resident at once, unreleased LeasedChunks included; 0 = half the pool.
@@ -38,6 +45,7 @@ struct StorageOptions {
   std::shared_ptr<Executor> executor;
   std::shared_ptr<MetricRegistry> metrics;  // null = one of its own
   std::shared_ptr<LogSink> log;             // null = warnings on standard error
+  std::shared_ptr<TraceSink> traces;        // null = none
   Clock* clock = nullptr;                   // null = Clock::Real()
   Status Validate() const;
 };

@@ -11,7 +11,7 @@ void SealRawPieces(Bytes payload, std::vector<Piece>& pieces) {
 }
 
 void PieceVerifier::MarkPresent(uint64_t offset, uint64_t n) {
-  if (offset > frame_.size() || n > frame_.size() - offset) return;  // Finish will say what is missing
+  if (offset > bytes_.size() || n > bytes_.size() - offset) return;  // Finish will say what is missing
   islands_.emplace_back(offset, offset + n);
   std::sort(islands_.begin(), islands_.end());
   size_t used = 0;
@@ -23,39 +23,68 @@ void PieceVerifier::MarkPresent(uint64_t offset, uint64_t n) {
   VerifyReady();
 }
 
+uint64_t PieceVerifier::PlaceOf(uint64_t payload_offset) const {
+  return header_->header_bytes + payload_offset - (window_ ? window_->first_page() : 0);
+}
+
+void PieceVerifier::ParseHeader() {
+  header_parsed_ = true;
+  header_ = ParseFrameHeader(bytes_.first(std::min<uint64_t>(contiguous_, bytes_.size())));
+  if (!header_.ok()) return;
+  end_piece_ = header_->pieces.size();
+  if (!window_) return;
+  if (header_->header_bytes != window_->header_bytes || header_->stored_bytes < window_->end) {
+    header_ = DataLossError("frame: header or payload of another length");
+    return;
+  }
+  const std::vector<Piece>& pieces = header_->pieces;
+  const auto piece_at = [&](uint64_t offset) {
+    const auto found =
+        std::lower_bound(pieces.begin(), pieces.end(), offset,
+                         [](const Piece& piece, uint64_t at) { return piece.stored_offset < at; });
+    const uint64_t begins = found == pieces.end() ? header_->stored_bytes : found->stored_offset;
+    if (begins != offset) piece_status_ = DataLossError("frame: a piece crosses a layer");
+    return static_cast<size_t>(found - pieces.begin());
+  };
+  next_piece_ = piece_at(window_->begin);
+  end_piece_ = piece_at(window_->end);
+  verified_end_ = window_->begin;
+}
+
 void PieceVerifier::VerifyReady() {
   if (!header_parsed_) {
     if (contiguous_ < kFramePrefixBytes) return;
-    Result<uint32_t> header_bytes = PeekHeaderBytes(frame_);
+    const Result<uint32_t> header_bytes = PeekHeaderBytes(bytes_);
     if (header_bytes.ok() && contiguous_ < *header_bytes) return;
-    header_parsed_ = true;
-    if (!header_bytes.ok()) {
-      header_ = header_bytes.status();
-    } else {
-      header_ = ParseFrameHeader(frame_.first(std::min<uint64_t>(contiguous_, frame_.size())));
-    }
+    ParseHeader();
   }
   if (!header_.ok() || !piece_status_.ok()) return;
-  const FrameHeader& header = header_.value();
-  for (; next_piece_ < header.pieces.size(); ++next_piece_) {
-    const Piece& piece = header.pieces[next_piece_];
-    const uint64_t begin = header.header_bytes + piece.stored_offset;
+  for (; next_piece_ < end_piece_; ++next_piece_) {
+    const Piece& piece = header_->pieces[next_piece_];
+    const uint64_t begin = PlaceOf(piece.stored_offset);
     if (begin + piece.stored_bytes > contiguous_) return;
-    if (HashBytes(frame_.subspan(begin, piece.stored_bytes)) != piece.hash) {
+    if (HashBytes(bytes_.subspan(begin, piece.stored_bytes)) != piece.hash) {
       piece_status_ =
           DataLossError("piece " + std::to_string(next_piece_) + " of the frame: checksum is wrong");
       return;
     }
+    verified_end_ = piece.stored_offset + piece.stored_bytes;
   }
 }
 
+Status PieceVerifier::status() const {
+  if (header_parsed_ && !header_.ok()) return header_.status();
+  return piece_status_;
+}
+
 Result<FrameHeader> PieceVerifier::Finish(uint64_t frame_bytes) {
-  if (frame_bytes > frame_.size()) return DataLossError("frame: longer than its buffer");
-  MarkPresent(0, frame_bytes);
+  const uint64_t landed = window_ ? window_->size_bytes() : frame_bytes;
+  if (landed > bytes_.size()) return DataLossError("frame: longer than its buffer");
+  MarkPresent(0, landed);
   if (!header_.ok()) return header_.status();
   if (!piece_status_.ok()) return piece_status_;
   if (header_->frame_bytes != frame_bytes) return DataLossError("frame: length differs from its header");
-  if (next_piece_ != header_->pieces.size()) return DataLossError("frame: cut off");
+  if (next_piece_ != end_piece_) return DataLossError("frame: cut off");
   return std::move(header_);
 }
 

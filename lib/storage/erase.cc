@@ -2,8 +2,11 @@
 // request's path.
 #include <algorithm>
 #include <future>
+#include <set>
 
+#include "absl/container/flat_hash_set.h"
 #include "lib/base/status_macros.h"
+#include "lib/storage/load_registry.h"
 #include "lib/storage/manager_core.h"
 
 namespace terrace {
@@ -33,24 +36,24 @@ void ManagerCore::CollectSubtree(IndexEntry& entry, std::vector<IndexEntry*>& ou
   size_t next = out.size();
   out.push_back(&entry);
   for (; next < out.size(); ++next) {
-    const std::vector<IndexEntry*> children = index_.Children(out[next]->key);
+    const std::vector<IndexEntry*> children = index_->Children(*out[next]);
     out.insert(out.end(), children.begin(), children.end());
   }
 }
 
 // Takes every object of the entry out of index and policies, dooms its writes, and names it per tier.
-uint64_t ManagerCore::ForgetObjects(IndexEntry& entry, std::vector<std::vector<ObjectId>>& by_tier,
-                                    DoomedJobs& doomed) {
+uint64_t ManagerCore::ForgetObjects(IndexEntry& entry, ObjectsByTier& by_tier, DoomedJobs& doomed) {
   uint64_t count = 0;
-  for (ObjectPresence& object : entry.objects) {
+  for (const ObjectPresence& object : entry.objects) {
     const ObjectId id{entry.key, object.part};
-    if (object.tiers != 0 || object.writing != 0 || object.store_id != 0) ++count;
+    if (!object.is_gone()) ++count;
     for (size_t t = 0; t < tiers_.size(); ++t) {
       // A durable tier is asked even where it evicted the object: an eviction may be undone by a crash, an
-      // erase may not.
-      if (!((object.tiers | object.writing) & TierBit(t)) && !tiers_[t].capabilities.is_durable) continue;
+      // erase may not. So is one that answers for itself.
+      const bool may_have_it = tiers_[t].capabilities.is_durable || tiers_[t].answers_itself;
+      if (!((object.tiers | object.writing) & TierBit(t)) && !may_have_it) continue;
       by_tier[t].push_back(id);
-      ClearPresent(entry, object, t);
+      ClearPresent(entry, object.part, t, Unless::kNothing);
       if (!(object.writing & TierBit(t))) continue;
       for (const std::shared_ptr<WriteJob>& job : tiers_[t].writes) {
         if (job->id != id || job->doomed) continue;
@@ -58,9 +61,14 @@ uint64_t ManagerCore::ForgetObjects(IndexEntry& entry, std::vector<std::vector<O
         doomed.push_back(job);
       }
     }
-    object.writing = 0;
-    object.store_id = 0;
+    if (object.is_storing) storing_.erase(id);
   }
+  index_->Change(entry, [](IndexEntry& e) {
+    for (ObjectPresence& object : e.objects) {
+      object.writing = 0;
+      object.is_storing = false;
+    }
+  });
   return count;
 }
 
@@ -84,46 +92,69 @@ Status ManagerCore::EraseFromTier(size_t tier, std::vector<ObjectId> ids) {
 
 // The index does not know the key, but a durable tier may hold what a crash would bring back: each part that
 // a known root has is named to it.
-void ManagerCore::EraseUnknown(const ChunkKey& key, std::vector<std::vector<ObjectId>>& by_tier) const {
+void ManagerCore::EraseUnknown(const ChunkKey& key, ObjectsByTier& by_tier) const {
   std::set<ObjectPart> parts;
-  for (const auto& [root, state] : roots_) {
+  for (const RootStateRef& state : roots_.All()) {
     for (uint16_t group = 0; group < state->spec.groups.size(); ++group) {
       for (uint16_t shard = 0; shard < state->spec.num_shards(); ++shard) parts.insert({group, shard});
     }
   }
   for (size_t t = 0; t < tiers_.size(); ++t) {
-    if (!tiers_[t].capabilities.is_durable) continue;
+    if (!tiers_[t].capabilities.is_durable && !tiers_[t].answers_itself) continue;
     for (const ObjectPart part : parts) by_tier[t].push_back({key, part});
   }
 }
 
+// Evicted, but perhaps still there: whether it hangs below what is erased is no longer known.
+void ManagerCore::AddFailedEvictions(size_t t, std::vector<ObjectId>& ids) {
+  for (const ObjectId& id : tiers_[t].failed_evictions) {
+    const IndexEntry* entry = index_->Find(id.key);
+    const ObjectPresence* object = entry != nullptr ? entry->Find(id.part) : nullptr;
+    const bool is_back = object != nullptr && ((object->tiers | object->writing) & TierBit(t));
+    if (!is_back) ids.push_back(id);
+  }
+  tiers_[t].failed_evictions.clear();
+}
+
 Result<uint64_t> ManagerCore::Erase(std::span<const ChunkKey> keys) {
+  return EraseSelected([&](std::vector<IndexEntry*>& entries, ObjectsByTier& by_tier) {
+    for (const ChunkKey& key : keys) {
+      IndexEntry* top = index_->Find(key);
+      if (top == nullptr || top->is_placeholder()) EraseUnknown(key, by_tier);
+      if (top != nullptr) CollectSubtree(*top, entries);
+    }
+  });
+}
+
+// `select` names the entries, and what durable tiers may have beside them; called with mutex_ held.
+Result<uint64_t> ManagerCore::EraseSelected(const EraseSelection& select) {
   TERRACE_RETURN_IF_ERROR(CheckNotForked());
+  RequestTracer tracer(traces_, TraceKind::kErase);
   uint64_t count = 0;
-  std::vector<std::vector<ObjectId>> by_tier(tiers_.size());
+  ObjectsByTier by_tier(tiers_.size());
   {
     DoomedJobs doomed;
     std::unique_lock lock(mutex_);
-    TERRACE_RETURN_IF_ERROR(CheckOpen());
+    if (Status open = CheckOpen(); !open.ok()) return tracer.Fail(std::move(open));
     ++erasures_;
-    for (const ChunkKey& key : keys) {
-      IndexEntry* top = index_.Find(key);
-      if (top == nullptr) {
-        EraseUnknown(key, by_tier);
-        continue;
-      }
-      std::vector<IndexEntry*> subtree;
-      CollectSubtree(*top, subtree);
-      for (IndexEntry* entry : subtree) count += ForgetObjects(*entry, by_tier, doomed);
-      for (auto entry = subtree.rbegin(); entry != subtree.rend(); ++entry) RemoveIfEmpty(*entry);
+    std::vector<IndexEntry*> entries;
+    select(entries, by_tier);
+    absl::flat_hash_set<ChunkKey, DigestHash> erased;
+    for (IndexEntry* entry : entries) {
+      if (entry->is_placeholder() || !erased.insert(entry->key).second) continue;
+      count += ForgetObjects(*entry, by_tier, doomed);
     }
+    // By key: an entry may go with the last of its children.
+    for (const ChunkKey& key : erased) RemoveIfEmpty(key);
     if (HasHostTier() && !by_tier[0].empty()) {
       tiers_[0].backend->Erase(std::move(by_tier[0]), EraseMode::kErase, [](std::span<const Status>) {});
       by_tier[0].clear();
     }
     for (size_t t = 0; t < tiers_.size(); ++t) {
+      if (!by_tier[t].empty()) AddFailedEvictions(t, by_tier[t]);
       for (const ObjectId& id : by_tier[t]) ++tiers_[t].erasing[id];
     }
+    ForgetPins(erased);
     AwaitDoomed(doomed, lock);
   }
   Status first;
@@ -133,8 +164,41 @@ Result<uint64_t> ManagerCore::Erase(std::span<const ChunkKey> keys) {
     EndErases(t, by_tier[t]);
     if (first.ok()) first = std::move(status);
   }
+  tracer.Step("erase");
+  if (RequestTrace* trace = tracer.trace()) {
+    trace->outcome = first.code();
+    trace->why_not = first.ok() ? "" : first.ToString();
+  }
   if (!first.ok()) return first;
   return count;
+}
+
+Result<uint64_t> ManagerCore::ErasePrefix(const ChunkKey& root_key, const TokenView& prompt) {
+  TERRACE_RETURN_IF_ERROR(CheckNotForked());
+  TERRACE_RETURN_IF_ERROR(prompt.Validate());
+  TERRACE_RETURN_IF_ERROR(CheckOpen());
+  const RootStateRef root = roots_.Find(root_key);
+  if (!root) return NotFoundError("the root was not made by Root() of this manager");
+  TokenHasher hasher(root->root, root->spec.tokens_per_chunk);
+  TERRACE_RETURN_IF_ERROR(hasher.Append(prompt));
+  const ChunkKey key = hasher.TailKey();
+  return Erase({&key, 1});
+}
+
+Result<uint64_t> ManagerCore::EraseRoots(const std::function<bool(const RootState&)>& is_meant) {
+  TERRACE_RETURN_IF_ERROR(CheckNotForked());
+  TERRACE_RETURN_IF_ERROR(CheckOpen());
+  absl::flat_hash_set<uint32_t> numbers;
+  for (const RootStateRef& root : roots_.All()) {
+    if (is_meant(*root)) numbers.insert(root->number);
+  }
+  if (numbers.empty()) return uint64_t{0};
+  // Every entry is looked at: what hangs on a chunk that is known by name alone is found too.
+  return EraseSelected([&](std::vector<IndexEntry*>& entries, ObjectsByTier&) {
+    index_->ForEach([&](IndexEntry& entry) {
+      if (numbers.contains(entry.root_number)) entries.push_back(&entry);
+    });
+  });
 }
 
 Status ManagerCore::Clear() {
@@ -146,17 +210,20 @@ Status ManagerCore::Clear() {
     TERRACE_RETURN_IF_ERROR(CheckOpen());
     ++erasures_;
     for (TierState& tier : tiers_) ++tier.clearing;
-    std::vector<std::vector<ObjectId>> by_tier(tiers_.size());
-    for (const auto& [key, root] : roots_) roots.push_back(root);
+    ObjectsByTier by_tier(tiers_.size());
+    roots = roots_.All();
     std::vector<IndexEntry*> entries;
-    index_.ForEach([&](IndexEntry& entry) { entries.push_back(&entry); });
-    for (IndexEntry* entry : entries) {
-      ForgetObjects(*entry, by_tier, doomed);
-      RemoveIfEmpty(entry);
-    }
+    index_->ForEach([&](IndexEntry& entry) {
+      if (!entry.is_placeholder()) entries.push_back(&entry);
+    });
+    for (IndexEntry* entry : entries) ForgetObjects(*entry, by_tier, doomed);
+    std::vector<ChunkKey> keys;
+    for (const IndexEntry* entry : entries) keys.push_back(entry->key);
+    for (const ChunkKey& key : keys) RemoveIfEmpty(key);
     if (HasHostTier()) tiers_[0].backend->Clear([](const Status&) {});
     AwaitDoomed(doomed, lock);
   }
+  DropPins();
   Status first;
   for (size_t t = HasHostTier() ? 1 : 0; t < tiers_.size(); ++t) {
     Status status = Await([&](StatusDone done) { tiers_[t].backend->Clear(std::move(done)); }, kNoDeadline);
@@ -196,11 +263,13 @@ Status ManagerCore::Flush(TimePoint deadline) {
 Status ManagerCore::Close(TimePoint deadline) {
   if (IsForkedChild()) return OkStatus();
   std::lock_guard closing(close_mutex_);
+  loads_->CloseAll();
   Status first;
   {
     std::unique_lock lock(mutex_);
     if (tiers_closed_) return OkStatus();
     closing_ = true;
+    refuses_.store(true, std::memory_order_release);
     const auto is_drained = [&] { return tickets_.empty(); };
     if (closed_) {
       // An earlier call gave up: what it did not wait for ends with the tiers.
@@ -220,9 +289,17 @@ Status ManagerCore::Close(TimePoint deadline) {
   }
   if (has_orphans) return first;  // the next call waits for them
   pool_->SetReclaimer(nullptr);
+  copy_strand_->Stop();
   strand_->Stop();
-  executor_.reset();  // our own runs everything that is queued
+  std::shared_ptr<Executor> executor;
+  {
+    std::lock_guard lock(mutex_);
+    executor.swap(executor_);
+  }
+  executor.reset();  // our own runs everything that is queued
+  copy_strand_->DropQueued();
   strand_->DropQueued();
+  DropPins();
   std::lock_guard lock(mutex_);
   tiers_closed_ = true;
   return first;

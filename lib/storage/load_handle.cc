@@ -1,16 +1,70 @@
 // LoadHandle and LeasedChunk: the caller's side of a load.
 #include <algorithm>
-#include <cstring>
 
+#include "lib/storage/load_registry.h"
 #include "lib/storage/load_state.h"
 
 namespace terrace {
 namespace {
 
-// How often a load that holds nothing asks a full pool again.
-constexpr std::chrono::milliseconds kParkedRetry{2};
+// How often a load that waits for room looks at the injected clock, and asks the pool again in case that the
+// executor is busy.
+constexpr std::chrono::milliseconds kStarvingCheck{20};
 
 }  // namespace
+
+bool LoadHandle::State::WaitUntil(std::unique_lock<std::mutex>& lock, TimePoint deadline,
+                                  const std::function<bool()>& arrived) {
+  ++waiters;
+  // What is waited for may not have been next when it found no room.
+  wants_pump |= next_take < units.size() && slots[next_take].phase == Slot::Phase::kWaiting;
+  while (!arrived()) {
+    const TimePoint now = std::chrono::steady_clock::now();
+    if (now >= deadline) break;
+    if (is_starving && IsStarvedOut()) {
+      GiveUp(lock);
+    } else if (std::exchange(wants_pump, false)) {
+      lock.unlock();
+      Pump();
+      lock.lock();
+    } else if (is_starving) {
+      const bool has_word = changed.wait_until(lock, std::min<TimePoint>(deadline, now + kStarvingCheck)) ==
+                            std::cv_status::no_timeout;
+      wants_pump |= !has_word;
+    } else if (deadline == kNoDeadline) {
+      changed.wait(lock);
+    } else {
+      changed.wait_until(lock, deadline);
+    }
+  }
+  --waiters;
+  if (std::exchange(wants_pump, false)) {  // nobody else would
+    lock.unlock();
+    Pump();
+    lock.lock();
+  }
+  return arrived();
+}
+
+bool LoadHandle::State::IsStarvedOut() const {
+  const Duration limit = core->options_.io_deadline;
+  return std::chrono::steady_clock::now() - starving_since >= limit ||
+         core->clock_->Now() - starving_since_injected >= limit;
+}
+
+// The next unit never got room.
+void LoadHandle::State::GiveUp(std::unique_lock<std::mutex>& lock) {
+  std::vector<BufferRef> dropped;
+  if (next_take < units.size()) {
+    EndAt({.item = units[next_take].item, .unit = next_take},
+          ResourceExhaustedError("no room in the pool for the next chunk"), &dropped);
+  }
+  lock.unlock();
+  dropped.clear();
+  SetStarving(false, nullptr);
+  Pump();
+  lock.lock();
+}
 
 LoadHandle::LoadHandle() = default;
 LoadHandle::LoadHandle(LoadHandle&&) noexcept = default;
@@ -28,68 +82,57 @@ LoadHandle& LoadHandle::operator=(LoadHandle&& other) noexcept {
 Result<std::optional<LeasedChunk>> LoadHandle::Next(TimePoint deadline) {
   if (!state_) return FailedPreconditionError("an empty load handle");
   State& state = *state_;
-  auto chunk = std::make_unique<LeasedChunk::State>();
   if (Status status = state.core->CheckNotForked(); !status.ok()) return status;
-  TimePoint give_up = kNoDeadline;  // of waiting for room; real time
+  if (!state.target.is_taken_by_caller())
+    return FailedPreconditionError("the load has a sink: Next hands out nothing; see Wait");
+  auto chunk = std::make_unique<LeasedChunk::State>();
   std::unique_lock lock(state.mutex);
-  const auto arrived = [&] {
-    return state.next_take >= state.items.size() || state.next_take >= state.failed_at ||
+  const bool arrived = state.WaitUntil(lock, deadline, [&state] {
+    return state.next_take == state.units.size() ||
            state.slots[state.next_take].phase == State::Slot::Phase::kReady;
-  };
-  while (!arrived()) {
-    const TimePoint now = std::chrono::steady_clock::now();
-    if (now >= deadline) return DeadlineExceededError("the next chunk did not arrive in time");
-    if (!state.is_parked || state.next_start != state.next_take) {
-      if (deadline == kNoDeadline) {
-        state.changed.wait(lock);
-      } else {
-        state.changed.wait_until(lock, deadline);
-      }
-      continue;
-    }
-    const size_t parked = state.next_start;
-    const bool is_first = give_up == kNoDeadline;  // room may have come while nobody asked
-    if (is_first)
-      give_up = now + std::chrono::duration_cast<TimePoint::duration>(state.core->options_.io_deadline);
-    const bool is_over = now >= give_up;
-    if (!is_first && !is_over) state.changed.wait_until(lock, std::min(deadline, now + kParkedRetry));
-    lock.unlock();
-    if (is_over) {
-      state.GiveUp(parked);
-    } else {
-      state.Pump();
-    }
-    lock.lock();
-  }
-  if (state.next_take >= state.items.size() || state.next_take >= state.failed_at) {
-    return std::optional<LeasedChunk>();
-  }
-  const size_t index = state.next_take++;
-  State::Slot& slot = state.slots[index];
+  });
+  if (!arrived) return DeadlineExceededError("the next chunk did not arrive in time");
+  if (state.next_take == state.units.size()) return std::optional<LeasedChunk>();
+  const size_t unit = state.next_take++;
+  State::Slot& slot = state.slots[unit];
   chunk->load = state_;
-  chunk->item = state.items[index];
+  chunk->item = state.items[unit];
   chunk->buffer = std::move(slot.buffer);
-  chunk->header_bytes = slot.header_bytes;
+  chunk->place = slot.place;
+  chunk->charge = std::exchange(slot.charge, 0);
   slot.phase = State::Slot::Phase::kTaken;
-  state.CountTaken(index);
+  state.CountTaken(unit);
+  state.SkipVoid();
   return std::optional<LeasedChunk>(LeasedChunk(std::move(chunk)));
 }
 
 LoadReport LoadHandle::Wait(TimePoint deadline) {
   if (!state_) return LoadReport{.status = FailedPreconditionError("an empty load handle")};
-  if (!state_->memory.empty()) {
-    for (size_t i = 0; i < state_->items.size(); ++i) {
-      Result<std::optional<LeasedChunk>> next = Next(deadline);
-      if (!next.ok()) {
-        state_->Cancel(next.status());
-        break;
-      }
-      if (!next->has_value()) break;
-      const Bytes payload = (*next)->payload();
-      if (!payload.empty()) std::memcpy(state_->memory[i].data(), payload.data(), payload.size());
-    }
+  State& state = *state_;
+  if (state.core->IsForkedChild()) return LoadReport{.status = state.core->CheckNotForked()};
+  if (!state.target.is_taken_by_caller()) {
+    std::unique_lock lock(state.mutex);
+    const bool is_over = state.WaitUntil(lock, deadline, [&state] { return state.IsOver(); });
+    lock.unlock();
+    if (!is_over) state.Cancel(DeadlineExceededError("the load was not done in time"));
   }
   return report();
+}
+
+Status LoadHandle::WaitLayer(uint32_t layer, TimePoint deadline) {
+  if (!state_) return FailedPreconditionError("an empty load handle");
+  State& state = *state_;
+  if (Status status = state.core->CheckNotForked(); !status.ok()) return status;
+  std::unique_lock lock(state.mutex);
+  if (state.report.status.ok() && state.order != LoadOrder::kLayerMajor)
+    return FailedPreconditionError("the load is not layer-major; see Wait");
+  const auto is_there = [&] { return state.report.loaded_layers > layer; };
+  if (!state.WaitUntil(lock, deadline, [&] { return is_there() || state.IsOver(); }))
+    return DeadlineExceededError("layer " + std::to_string(layer) + " did not arrive in time");
+  if (is_there()) return OkStatus();
+  if (!state.report.status.ok()) return state.report.status;
+  return InvalidArgumentError("layer " + std::to_string(layer) + "; allowed: below " +
+                              std::to_string(state.report.loaded_layers));
 }
 
 void LoadHandle::Cancel() {
@@ -98,6 +141,7 @@ void LoadHandle::Cancel() {
 
 LoadReport LoadHandle::report() const {
   if (!state_) return {};
+  if (state_->core->IsForkedChild()) return LoadReport{.status = state_->core->CheckNotForked()};
   std::lock_guard lock(state_->mutex);
   return state_->report;
 }
@@ -115,7 +159,7 @@ TokenRange LeasedChunk::matched_tokens() const { return state_ ? state_->item.ma
 
 Bytes LeasedChunk::payload() const {
   if (!state_) return {};
-  return state_->buffer.frame().subspan(state_->header_bytes, state_->item.meta.payload_bytes);
+  return state_->buffer.frame().subspan(state_->place.offset, state_->place.length);
 }
 
 }  // namespace terrace

@@ -6,7 +6,7 @@
 
 #include "lib/base/check.h"
 #include "lib/base/status_macros.h"
-#include "lib/storage/request_state.h"
+#include "lib/storage/load_registry.h"
 
 namespace terrace {
 
@@ -18,26 +18,10 @@ Status StorageOptions::Validate() const {
   if (lease_time <= Duration::zero()) return bad("lease_time", "not positive", "> 0");
   if (!(lease_budget >= 0.0 && lease_budget <= 1.0))
     return bad("lease_budget", std::to_string(lease_budget), "0..1");
+  if (!(pin_budget >= 0.0 && pin_budget <= 1.0)) return bad("pin_budget", std::to_string(pin_budget), "0..1");
+  if (numa_node < -1 || numa_node > 1023) return bad("numa_node", std::to_string(numa_node), "-1..1023");
   if (io_deadline <= Duration::zero()) return bad("io_deadline", "not positive", "> 0");
   if (!executor) return threads.Validate();
-  return OkStatus();
-}
-
-std::vector<ObjectPart> RootState::DefaultParts() const {
-  std::vector<ObjectPart> parts;
-  for (uint16_t group = 0; group < spec.groups.size(); ++group) parts.push_back({group, 0});
-  return parts;
-}
-
-Status RootState::CheckParts(std::span<const ObjectPart> parts) const {
-  for (const ObjectPart& part : parts) {
-    if (part.group >= spec.groups.size() || part.shard >= spec.num_shards()) {
-      return InvalidArgumentError("part (group " + std::to_string(part.group) + ", shard " +
-                                  std::to_string(part.shard) + "); allowed: groups below " +
-                                  std::to_string(spec.groups.size()) + ", shards below " +
-                                  std::to_string(spec.num_shards()));
-    }
-  }
   return OkStatus();
 }
 
@@ -54,7 +38,9 @@ Result<std::shared_ptr<ManagerCore>> ManagerCore::Open(StorageOptions options, s
   core->metrics_ = set.metrics ? set.metrics : std::make_shared<MetricRegistry>();
   TERRACE_ASSIGN_OR_RETURN(core->pool_, BufferPool::Create({.size_bytes = set.pool_bytes,
                                                             .huge_pages = set.huge_pages,
-                                                            .log = core->log_.get()}));
+                                                            .numa_node = set.numa_node,
+                                                            .log = core->log_.get(),
+                                                            .metrics = core->metrics_.get()}));
   MetricRegistry& metrics = *core->metrics_;
   core->lookups_ = metrics.GetCounter("terrace_manager_lookups_total", "Lookups");
   core->lookup_tokens_ = metrics.GetCounter("terrace_manager_lookup_tokens_total", "Tokens asked for");
@@ -67,7 +53,25 @@ Result<std::shared_ptr<ManagerCore>> ManagerCore::Open(StorageOptions options, s
   core->budget_hints_ = metrics.GetCounter("terrace_manager_lease_hints_total", "Leases above the budget");
   core->orphaned_records_ =
       metrics.GetCounter("terrace_manager_orphaned_records_total", "Found at open without what they hang on");
+  const auto lookup_outcome = [&](const char* outcome) {
+    return metrics.GetCounter("terrace_manager_lookup_outcomes_total", "Lookups by what was found",
+                              {{"outcome", outcome}});
+  };
+  core->lookup_hits_ = lookup_outcome("hit");
+  core->lookup_partial_hits_ = lookup_outcome("partial");
+  core->lookup_misses_ = lookup_outcome("miss");
+  core->prefetched_bytes_ = metrics.GetCounter("terrace_manager_prefetched_bytes_total",
+                                               "Frame bytes that prefetches started to read");
+  core->callback_exceptions_ =
+      metrics.GetCounter("terrace_manager_callback_exceptions_total", "Thrown by callbacks of callers");
+  core->traces_.Set(set.traces, core->callback_exceptions_);
+  core->index_ = std::make_unique<ChunkIndex>(ChunkIndexOptions{
+      .content_budget_bytes = set.index_bytes,
+      .content_drops = metrics.GetCounter("terrace_index_content_drops_total",
+                                          "Chunks that lost their tokens to the index budget")});
+  core->leases_ = std::make_unique<LeaseTable>(*core->index_);
   TERRACE_RETURN_IF_ERROR(core->AttachTiers(std::move(tiers)));
+  core->SetBudgets();
   TERRACE_RETURN_IF_ERROR(core->RebuildIndex());
   if (set.executor) {
     core->executor_ = set.executor;
@@ -75,13 +79,24 @@ Result<std::shared_ptr<ManagerCore>> ManagerCore::Open(StorageOptions options, s
     TERRACE_ASSIGN_OR_RETURN(core->executor_, MakeThreadPool(set.threads));
   }
   core->strand_ = std::make_shared<Strand>(core->executor_);
-  core->pool_->SetReclaimer([raw = core.get()](uint64_t) {
-    std::vector<std::shared_ptr<Lease::State>> ended;
-    std::lock_guard lock(raw->mutex_);
-    raw->ReapLeases(ended);
-    return raw->EvictOneFromHost();
-  });
+  core->loads_ = std::make_shared<LoadRegistry>(core->executor_, metrics);
+  core->copy_strand_ = std::make_shared<Strand>(core->executor_);
+  core->reclaimer_ = std::make_unique<HostReclaimer>(*core);
+  core->pool_->SetReclaimer(core->reclaimer_.get());
   return core;
+}
+
+void ManagerCore::SetBudgets() {
+  uint64_t lower_capacity = 0;
+  for (size_t t = HasHostTier() ? 1 : 0; t < tiers_.size(); ++t)
+    lower_capacity += tiers_[t].backend->capacity_bytes();
+  const auto share = [](double part, uint64_t bytes) {
+    return static_cast<uint64_t>(part * static_cast<double>(bytes));
+  };
+  leases_->SetBudgets(share(options_.lease_budget, pool_->size_bytes()),
+                      share(options_.lease_budget, lower_capacity));
+  pins_.SetBudgets(share(options_.pin_budget, pool_->size_bytes()),
+                   share(options_.pin_budget, lower_capacity));
 }
 
 Status ManagerCore::AttachTiers(std::vector<Tier> tiers) {
@@ -93,6 +108,7 @@ Status ManagerCore::AttachTiers(std::vector<Tier> tiers) {
     tier.policy = tiers[i].policy ? std::move(tiers[i].policy) : MakeLruPolicy();
     tier.capabilities = tier.backend->capabilities();
     tier.name = std::string(tier.backend->name());
+    tier.answers_itself = tier.capabilities.supports_match;
     if (tier.capabilities.supports_borrow && (i != 0 || !tier.capabilities.completes_inline)) {
       return InvalidArgumentError("tier '" + tier.name +
                                   "' hands out buffers; it must be the first tier and complete inline");
@@ -107,7 +123,7 @@ Status ManagerCore::AttachTiers(std::vector<Tier> tiers) {
     tier.write_failures =
         metrics_->GetCounter("terrace_tier_write_failures_total", "Writes that failed", labels);
     BackendContext context{.clock = clock_, .metrics = metrics_.get(), .log = log_.get(), .regions = {}};
-    if (pool_->size_bytes() > 0) context.regions.push_back(pool_->region());
+    context.regions = pool_->regions();
     if (Status status = tier.backend->Attach(context); !status.ok())
       return status.WithContext("tier '" + tier.name + "'");
     tiers_.push_back(std::move(tier));
@@ -126,8 +142,7 @@ Status ManagerCore::RebuildIndex() {
         LogWarning("a root of tier '" + tiers_[t].name + "' was skipped: " + spec.status().ToString());
         continue;
       }
-      roots_.try_emplace(record.root,
-                         std::make_shared<RootState>(RootState{*std::move(spec), record.root, record}));
+      if (!roots_.Find(record.root)) roots_.Put(*spec, record);
     }
     TERRACE_RETURN_IF_ERROR(ScanTier(t));
   }
@@ -154,19 +169,28 @@ Status ManagerCore::ScanTier(size_t t) {
       useless.push_back(object.id);
       continue;
     }
-    IndexEntry& entry = index_.Add(object.id.key, meta.parent, meta.root, meta.first_token, meta.content);
-    ObjectPresence& presence = entry.FindOrAdd(object.id.part);
-    presence.frame_bytes = meta.frame_bytes;
-    presence.payload_bytes = meta.payload_bytes;
-    presence.division = meta.division;
-    SetPresent(entry, presence, t);
+    if (meta.first_token > UINT32_MAX || meta.frame_bytes / kFrameAlignment > UINT32_MAX) {
+      useless.push_back(object.id);
+      continue;
+    }
+    IndexEntry& entry = index_->Add({.key = object.id.key,
+                                     .parent = meta.parent,
+                                     .root_number = roots_.NumberOf(meta.root),
+                                     .first_token = static_cast<uint32_t>(meta.first_token)},
+                                    PackedContent::Make(*meta.content));
+    index_->Change(entry, [&](IndexEntry& e) {
+      ObjectPresence& presence = e.FindOrAdd(object.id.part);
+      presence.frame_pages = static_cast<uint32_t>(meta.frame_bytes / kFrameAlignment);
+      presence.payload_bytes = meta.payload_bytes;
+      presence.division = meta.division;
+    });
+    SetPresent(entry, object.id.part, t);
   }
   // Leaves colder than what they hang on, old requests colder than new ones.
   for (const ScannedObject& object : found) {
-    const IndexEntry* entry = index_.Find(object.id.key);
-    const bool is_leaf =
-        entry != nullptr && !index_.AnyChild(entry->key, [](const IndexEntry&) { return true; });
-    if (is_leaf) TouchUpwards(*entry, object.id.part, t);
+    const IndexEntry* entry = index_->Find(object.id.key);
+    if (entry != nullptr && !entry->is_placeholder() && !entry->has_children())
+      TouchUpwards(*entry, object.id.part, t);
   }
   if (!useless.empty()) {
     orphaned_records_->Add(useless.size());
@@ -177,18 +201,20 @@ Status ManagerCore::ScanTier(size_t t) {
 
 void ManagerCore::DropUnreachable() {
   std::vector<std::pair<ChunkKey, ObjectPart>> lost;
-  index_.ForEach([&](IndexEntry& entry) {
+  index_->ForEach([&](IndexEntry& entry) {
     for (const ObjectPresence& object : entry.objects) {
       for (size_t t = 0; t < tiers_.size(); ++t) {
         if ((object.tiers & TierBit(t)) && !ParentReachable(entry, object.part, t, false)) {
-          lost.emplace_back(entry.parent, object.part);
+          lost.emplace_back(entry.parent->key, object.part);
         }
       }
     }
   });
   Evictions evictions;
   const uint64_t before = unreachable_->value();
-  for (const auto& [parent, part] : lost) CascadeUnreachable(parent, part, evictions);
+  for (const auto& [parent, part] : lost) {
+    if (const IndexEntry* entry = index_->Find(parent)) CascadeUnreachable(*entry, part, evictions);
+  }
   orphaned_records_->Add(unreachable_->value() - before);
   for (size_t t = 0; t < evictions.by_tier.size(); ++t) {
     std::vector<ObjectId>& ids = evictions.by_tier[t];
@@ -206,13 +232,8 @@ Status ManagerCore::CheckNotForked() const {
 }
 
 Status ManagerCore::CheckOpen() const {
-  if (closing_) return FailedPreconditionError("the manager is closed");
+  if (refuses_.load(std::memory_order_acquire)) return FailedPreconditionError("the manager is closed");
   return OkStatus();
-}
-
-RootStateRef ManagerCore::FindRoot(const ChunkKey& root) {
-  const auto it = roots_.find(root);
-  return it == roots_.end() ? nullptr : it->second;
 }
 
 Counter* ManagerCore::DropCounter(std::string_view reason) {
@@ -237,10 +258,7 @@ Result<ChunkKey> ManagerCore::Root(const KvSpec& spec, std::span<const Adapter> 
   {
     std::lock_guard lock(mutex_);
     TERRACE_RETURN_IF_ERROR(CheckOpen());
-    RootStateRef& known = roots_[record.root];
-    // The root says nothing of shards: the caller's own division counts.
-    if (known && known->spec == spec) return record.root;
-    known = std::make_shared<RootState>(RootState{spec, record.root, record});
+    if (!roots_.Put(spec, record).is_new) return record.root;
     ticket = next_id_++;
     tickets_.insert(ticket);
   }
@@ -249,203 +267,11 @@ Result<ChunkKey> ManagerCore::Root(const KvSpec& spec, std::span<const Adapter> 
   return record.root;
 }
 
-// --- index and tiers
-
-bool ManagerCore::NeedsParent(const IndexEntry& entry, ObjectPart part) const {
-  if (entry.first_token == 0) return false;
-  const auto it = roots_.find(entry.root);
-  if (it == roots_.end() || part.group >= it->second->spec.groups.size()) return true;
-  return it->second->RuleOf(part.group) != Retention::kState;
-}
-
-bool ManagerCore::IsReachableFrom(const ChunkKey& key, ObjectPart part, size_t tier, bool or_coming) const {
-  const IndexEntry* entry = index_.Find(key);
-  const ObjectPresence* object = entry != nullptr ? entry->Find(part) : nullptr;
-  if (object == nullptr) return false;
-  if (or_coming && object->store_id != 0) return true;
-  const TierMask there = or_coming ? (object->tiers | object->writing) : object->tiers;
-  for (size_t t = tier; t < tiers_.size(); ++t) {
-    if ((there & TierBit(t)) && (t == tier || tiers_[t].capabilities.is_durable)) return true;
-  }
-  return false;
-}
-
-bool ManagerCore::ParentReachable(const IndexEntry& entry, ObjectPart part, size_t tier,
-                                  bool or_coming) const {
-  return !NeedsParent(entry, part) || IsReachableFrom(entry.parent, part, tier, or_coming);
-}
-
-bool ManagerCore::WouldStrand(const IndexEntry& entry, ObjectPart part, size_t tier) const {
-  const TierMask remaining = entry.Find(part)->tiers & static_cast<TierMask>(~TierBit(tier));
-  const auto still_reachable_from = [&](size_t child_tier) {
-    for (size_t t = child_tier; t < tiers_.size(); ++t) {
-      if ((remaining & TierBit(t)) && (t == child_tier || tiers_[t].capabilities.is_durable)) return true;
-    }
-    return false;
-  };
-  return index_.AnyChild(entry.key, [&](const IndexEntry& child) {
-    const ObjectPresence* object = child.Find(part);
-    if (object == nullptr || !NeedsParent(child, part)) return false;
-    // A child that is being stored will want to lie in every tier.
-    const TierMask wanted =
-        object->store_id != 0 ? TierMask{0xff} : static_cast<TierMask>(object->tiers | object->writing);
-    for (size_t t = 0; t <= tier; ++t) {
-      if ((wanted & TierBit(t)) && !still_reachable_from(t)) return true;
-    }
-    return false;
-  });
-}
-
-bool ManagerCore::MayEvict(const ObjectId& id, size_t tier) const {
-  const IndexEntry* entry = index_.Find(id.key);
-  const ObjectPresence* object = entry != nullptr ? entry->Find(id.part) : nullptr;
-  if (object == nullptr) return false;
-  if (tier == 0 && HasHostTier()) {
-    // A buffer that write-behind holds would stay charged.
-    if (entry->host_leases > 0 || object->writing != 0) return false;
-  } else if (entry->lower_leases > 0) {
-    return false;
-  }
-  return !WouldStrand(*entry, id.part, tier);
-}
-
-void ManagerCore::SetPresent(IndexEntry& entry, ObjectPresence& object, size_t tier) {
-  if (object.tiers & TierBit(tier)) return;
-  object.tiers |= TierBit(tier);
-  ++tiers_[tier].objects;
-  tiers_[tier].policy->Insert({entry.key, object.part}, object.frame_bytes + kTierPageBytes);
-}
-
-void ManagerCore::ClearPresent(IndexEntry& entry, ObjectPresence& object, size_t tier) {
-  if (!(object.tiers & TierBit(tier))) return;
-  object.tiers &= static_cast<TierMask>(~TierBit(tier));
-  --tiers_[tier].objects;
-  tiers_[tier].policy->Remove({entry.key, object.part});
-}
-
-void ManagerCore::RemoveIfEmpty(IndexEntry* entry) {
-  const auto is_gone = [](const ObjectPresence& o) {
-    return o.tiers == 0 && o.writing == 0 && o.store_id == 0;
-  };
-  entry->objects.erase(std::remove_if(entry->objects.begin(), entry->objects.end(), is_gone),
-                       entry->objects.end());
-  // A lease counts in its entry, so the entry stays for it.
-  if (entry->objects.empty() && entry->leases == 0) index_.Remove(entry->key);
-}
-
-void ManagerCore::TouchUpwards(const IndexEntry& entry, ObjectPart part, size_t tier) {
-  EvictionPolicy& policy = *tiers_[tier].policy;
-  for (const IndexEntry* at = &entry; at != nullptr; at = index_.Find(at->parent)) {
-    policy.Touch({at->key, part});
-    if (at->first_token == 0) break;
-  }
-}
-
-void ManagerCore::EvictObject(IndexEntry& entry, ObjectPart part, size_t tier, Evictions& out) {
-  ObjectPresence* object = entry.Find(part);
-  const ObjectId id{entry.key, part};
-  ClearPresent(entry, *object, tier);
-  tiers_[tier].evictions->Add();
-  if (tier == 0 && HasHostTier()) {
-    tiers_[0].backend->Erase({id}, EraseMode::kEvict, [](std::span<const Status>) {});
-  } else {
-    QueueErase(id, tier, out);
-  }
-}
-
-void ManagerCore::QueueErase(const ObjectId& id, size_t tier, Evictions& out) {
-  out.by_tier.resize(tiers_.size());
-  out.by_tier[tier].push_back(id);
-  ++tiers_[tier].erasing[id];
-}
-
-void ManagerCore::CascadeUnreachable(const ChunkKey& parent, ObjectPart part, Evictions& out) {
-  std::vector<ChunkKey> parents = {parent};
-  while (!parents.empty()) {
-    const ChunkKey key = parents.back();
-    parents.pop_back();
-    for (IndexEntry* child : index_.Children(key)) {
-      const ObjectPresence* object = child->Find(part);
-      if (object == nullptr || !NeedsParent(*child, part)) continue;
-      bool changed = false;
-      for (size_t t = 0; t < tiers_.size(); ++t) {
-        if (!(object->tiers & TierBit(t)) || IsReachableFrom(key, part, t, true)) continue;
-        EvictObject(*child, part, t, out);
-        unreachable_->Add();
-        changed = true;
-      }
-      if (!changed) continue;
-      parents.push_back(child->key);
-      RemoveIfEmpty(child);
-    }
-  }
-}
-
-void ManagerCore::EvictSuperseded(IndexEntry& longer, size_t tier, Evictions& out) {
-  const RootStateRef root = FindRoot(longer.root);
-  if (!root || root->spec.cut == Cut::kNone) return;
-  for (IndexEntry* shorter : index_.StrictPrefixes(longer.parent, *longer.content)) {
-    if (shorter->leases > 0) continue;
-    const bool covered =
-        std::all_of(shorter->objects.begin(), shorter->objects.end(), [&](const ObjectPresence& o) {
-          const ObjectPresence* mine = longer.Find(o.part);
-          return !(o.tiers & TierBit(tier)) || (mine != nullptr && (mine->tiers & TierBit(tier)));
-        });
-    if (!covered) continue;
-    std::vector<ObjectPart> parts;
-    for (const ObjectPresence& o : shorter->objects) {
-      if (o.tiers & TierBit(tier)) parts.push_back(o.part);
-    }
-    for (const ObjectPart part : parts) {
-      EvictObject(*shorter, part, tier, out);
-      superseded_->Add();
-    }
-    RemoveIfEmpty(shorter);
-  }
-}
-
-bool ManagerCore::EvictOneFromHost() {
-  if (!HasHostTier()) return false;
-  const std::optional<ObjectId> victim =
-      tiers_[0].policy->Victim([&](const ObjectId& id) { return MayEvict(id, 0); });
-  if (!victim) return false;
-  IndexEntry* entry = index_.Find(victim->key);
-  Evictions none;
-  EvictObject(*entry, victim->part, 0, none);
-  RemoveIfEmpty(entry);
-  return true;
-}
-
-void ManagerCore::SendEvictions(Evictions evictions) {
-  for (size_t t = 0; t < evictions.by_tier.size(); ++t) {
-    std::vector<ObjectId>& ids = evictions.by_tier[t];
-    if (ids.empty()) continue;
-    tiers_[t].backend->Erase(
-        ids, EraseMode::kEvict,
-        [core = shared_from_this(), t, ids](std::span<const Status>) { core->EndErases(t, ids); });
-  }
-}
-
-void ManagerCore::EndErases(size_t t, std::span<const ObjectId> ids) {
-  bool has_writes;
-  {
-    std::lock_guard lock(mutex_);
-    for (const ObjectId& id : ids) {
-      const auto it = tiers_[t].erasing.find(id);
-      TERRACE_CHECK(it != tiers_[t].erasing.end()) << "an erase ended that had not begun";
-      if (--it->second == 0) tiers_[t].erasing.erase(it);
-    }
-    has_writes = !tiers_[t].writes.empty();
-  }
-  if (has_writes) PumpWrites(t);
-}
-
 ManagerStats ManagerCore::Stats() {
   ManagerStats stats;
   if (IsForkedChild()) return stats;
-  std::vector<std::shared_ptr<Lease::State>> ended;
+  ReapLeases();
   std::lock_guard lock(mutex_);
-  ReapLeases(ended);
   for (TierState& tier : tiers_) {
     stats.tiers.push_back({.name = tier.name,
                            .objects = tier.objects,
@@ -458,13 +284,15 @@ ManagerStats ManagerCore::Stats() {
   }
   stats.pool_bytes = pool_->size_bytes();
   stats.pool_used_bytes = pool_->used_bytes();
-  stats.index_entries = index_.size();
+  stats.index_entries = index_->size();
   stats.lookups = lookups_->value();
   stats.stored_objects = stored_->value();
   for (const char* reason : {"pool_full", "abandoned", "erased", "parent_lost", "no_tier", "write_failed"}) {
     stats.dropped_objects += DropCounter(reason)->value();
   }
-  stats.active_leases = active_leases_;
+  stats.active_leases = leases_->num_active();
+  stats.pinned_names = pins_.size();
+  stats.index_content_bytes = index_->content_bytes();
   return stats;
 }
 

@@ -3,19 +3,23 @@
 //
 // What is true whenever mutex_ is free:
 //   - an entry is in the index exactly while one of its objects lies in a tier, is being written to one or is
-//   being
-//     stored, or while a lease names it;
+//     being stored, or while a lease or pin holds it;
 //   - an object's bit for the host tier is set exactly while the host backend holds it (host calls complete
-//   inline,
-//     under mutex_); its bit for another tier is set after that backend's Put succeeded and cleared before
-//     its Erase is sent;
-//   - each tier's policy knows exactly the objects that have the tier's bit.
+//     inline, under mutex_); its bit for another tier is set after that backend's Put succeeded and cleared
+//     before its Erase is sent;
+//   - each tier's policy knows exactly the objects that have the tier's bit;
+//   - an object's bit is not cleared by an eviction while a pin for that tier protects it. Lookups pin
+//   without
+//     mutex_, so an eviction checks and clears in one step under the entry's own lock.
 //
-// Lock order: mutex_, then the host backend's own. Backends that do not complete inline are never called
-// under mutex_, and no callback of a caller is. LoadHandle::State has a mutex of its own, taken before
-// mutex_, never after.
+// Lock order: mutex_, then one of: a shard of the index (and in it the RootTable's), the host backend's own,
+// the pool's, the PinTable's (and in it a shard). The LeaseTable's mutex is never taken under mutex_, nor
+// mutex_ under it. Backends that do not complete inline are never called under mutex_, and no callback of a
+// caller is. LoadHandle::State has a mutex of its own, under which nothing here is called. Lookup and Peek
+// take mutex_ not at all.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <map>
@@ -27,14 +31,25 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "lib/core/chunk_index.h"
 #include "lib/memory/buffer_pool.h"
+#include "lib/storage/host_reclaimer.h"
+#include "lib/storage/lease_table.h"
+#include "lib/storage/pin_table.h"
+#include "lib/storage/request_tracer.h"
+#include "lib/storage/root_table.h"
 #include "lib/storage/shared_state.h"
 #include "lib/storage/strand.h"
+#include "lib/storage/touch_log.h"
 #include "terrace/storage_manager.h"
 #include "terrace/token_hasher.h"
 
 namespace terrace {
+
+struct RemoteQuestion;
+
+class LoadRegistry;
 
 class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
  public:
@@ -44,11 +59,16 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
     Capabilities capabilities;
     std::string name;
     uint64_t objects = 0;
+    bool answers_itself = false;  // a remote store: no presence is kept of it, nothing is evicted from it
     std::deque<std::shared_ptr<WriteJob>> writes;  // parents first; front is published first
+    std::deque<std::shared_ptr<WriteJob>> queued;  // of those, the ones not yet sent
     uint64_t inflight_bytes = 0;
     // Erases that were decided and are not done: a write of the same object waits for them, or it would be
     // sent first and erased behind its back.
     absl::flat_hash_map<ObjectId, uint32_t, ObjectIdHash> erasing;
+    // Evictions that failed: the bytes may still be there, and would come back at the next open. The next
+    // Erase names them too. At most kMaxFailedEvictions, the oldest forgotten.
+    std::deque<ObjectId> failed_evictions;
     uint32_t clearing = 0;    // the same of everything
     bool is_pumping = false;  // one thread sends writes; others leave it word
     bool pump_again = false;
@@ -64,11 +84,23 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
 
   Result<ChunkKey> Root(const KvSpec& spec, std::span<const Adapter> adapters, std::string_view salt);
   Result<Lease> Lookup(const ChunkKey& root, const TokenView& prompt, const LookupOptions& options);
+  Result<PrefixPresence> Peek(const ChunkKey& root, const TokenView& prompt, const LookupOptions& options);
   LoadHandle Load(const Lease& lease, TokenRange range, const LoadSink& sink, LoadOrder order);
-  Result<PrepareResult> Prepare(const ChunkKey& root, const TokenView& prompt, TokenRange range,
-                                const PayloadSizes& sizes, std::span<const ObjectPart> parts);
+  Result<uint64_t> Prefetch(const ChunkKey& root, const TokenView& prompt, uint64_t max_bytes,
+                            const LookupOptions& options);
+  Result<PrepareResult> Prepare(uint64_t request_id, const ChunkKey& root, const TokenView& prompt,
+                                TokenRange range, const PayloadSizes& sizes,
+                                std::span<const ObjectPart> parts);
+  Result<StoreHandle> Store(const ChunkKey& root, const TokenView& prompt, TokenRange range,
+                            std::span<const PagedKvView> views, const StoreOptions& options);
+  Result<uint64_t> Pin(std::string_view name, const ChunkKey& root, const TokenView& prompt,
+                       std::span<const ObjectPart> parts);
+  bool Unpin(std::string_view name);
   void Commit(std::vector<WritableChunk> chunks);
   Result<uint64_t> Erase(std::span<const ChunkKey> keys);
+  Result<uint64_t> ErasePrefix(const ChunkKey& root, const TokenView& prompt);
+  // Every root that `is_meant` says yes to.
+  Result<uint64_t> EraseRoots(const std::function<bool(const RootState&)>& is_meant);
   Status Clear();
   Status Flush(TimePoint deadline);
   Status Close(TimePoint deadline);
@@ -76,9 +108,8 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
   MetricRegistry& metrics() { return *metrics_; }
   bool IsForkedChild() const;
 
-  struct RequestState;
-
  private:
+  friend class HostReclaimer;
   friend class Lease;
   friend struct Lease::State;
   friend class LoadHandle;
@@ -88,99 +119,170 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
 
   static constexpr size_t kNoTier = SIZE_MAX;
   static constexpr uint64_t kWriteWindowBytes = uint64_t{32} << 20;  // in flight per lower tier
-  static constexpr int kMaxEvictionRounds = 8;                       // per write that finds no room
+  static constexpr size_t kMaxViewStores = 1024;                     // that wait for their copy
+  static constexpr size_t kMaxFailedEvictions = 65536;
+  static constexpr size_t kMaxPinName = 256;
+  static constexpr int kMaxEvictionRounds = 8;  // per write that finds no room
 
   explicit ManagerCore(StorageOptions options);
 
   // manager_core.cc
   Status AttachTiers(std::vector<Tier> tiers);
+  void SetBudgets();
   Status RebuildIndex();
   Status ScanTier(size_t tier);
   void DropUnreachable();
   // Without a lock: a fork copies locks that other threads held, and nobody in the child gives them back.
   Status CheckNotForked() const;
   Status CheckOpen() const;
-  RootStateRef FindRoot(const ChunkKey& root);
   void KeepRoot(const RootRecord& record);
   bool HasHostTier() const { return !tiers_.empty() && tiers_[0].capabilities.supports_borrow; }
   Counter* DropCounter(std::string_view reason);
   void LogWarning(std::string_view message) { log_->Log(LogLevel::kWarning, "manager", message); }
 
-  // Index and tiers; all with mutex_ held.
+  // placement.cc: index and tiers; with mutex_ held where nothing else is said.
   bool NeedsParent(const IndexEntry& entry, ObjectPart part) const;
   // Lies in `tier` or a slower durable one, or (if `or_coming`) will, as far as is known.
-  bool IsReachableFrom(const ChunkKey& key, ObjectPart part, size_t tier, bool or_coming) const;
+  bool IsReachableFrom(const IndexEntry* entry, ObjectPart part, size_t tier, bool or_coming) const;
   bool ParentReachable(const IndexEntry& entry, ObjectPart part, size_t tier, bool or_coming) const;
   // Evicting the object from the tier would leave a child without its parent.
   bool WouldStrand(const IndexEntry& entry, ObjectPart part, size_t tier) const;
-  bool MayEvict(const ObjectId& id, size_t tier) const;
-  void SetPresent(IndexEntry& entry, ObjectPresence& object, size_t tier);
-  void ClearPresent(IndexEntry& entry, ObjectPresence& object, size_t tier);
-  void RemoveIfEmpty(IndexEntry* entry);
+  bool MayEvict(const ObjectId& id, size_t tier);
+  void SetPresent(IndexEntry& entry, ObjectPart part, size_t tier);
+  enum class Unless { kNothing, kPinned, kHeld };
+  // False: it was not there, or is protected in the way that `unless` names.
+  bool ClearPresent(IndexEntry& entry, ObjectPart part, size_t tier, Unless unless);
+  void SetWriting(IndexEntry& entry, ObjectPart part, TierMask set, TierMask clear);
+  // What hangs on nothing but this goes with it, upwards; so may `entry` when a child of it is removed.
+  void RemoveIfEmpty(IndexEntry& entry);
+  void RemoveIfEmpty(const ChunkKey& key);
+  void RemoveUnused(std::span<const ChunkKey> keys);
   void TouchUpwards(const IndexEntry& entry, ObjectPart part, size_t tier);
   // What must leave other backends after mutex_ was released.
   struct Evictions {
     std::vector<std::vector<ObjectId>> by_tier;
   };
   void QueueErase(const ObjectId& id, size_t tier, Evictions& out);
-  void EvictObject(IndexEntry& entry, ObjectPart part, size_t tier, Evictions& out);
-  void CascadeUnreachable(const ChunkKey& parent, ObjectPart part, Evictions& out);
+  bool EvictObject(IndexEntry& entry, ObjectPart part, size_t tier, Unless unless, Evictions& out);
+  void CascadeUnreachable(const IndexEntry& parent, ObjectPart part, Evictions& out);
   void EvictSuperseded(IndexEntry& longer, size_t tier, Evictions& out);
-  bool EvictOneFromHost();
+  // The coldest object that may go; its bytes, 0 where none may.
+  uint64_t EvictColdest(size_t tier, Evictions& out);
+  ObjectMeta MetaOf(const IndexEntry& entry, const ObjectPresence& object, ChunkContentRef content) const;
   // With mutex_ free.
   void SendEvictions(Evictions evictions);
   void EndErases(size_t tier, std::span<const ObjectId> ids);
+  // The same of evictions: those that failed are kept in mind.
+  void EndEvictions(size_t tier, std::span<const ObjectId> ids, std::span<const Status> results);
 
-  // lookup.cc
-  bool IsUsable(const RootState& root, const IndexEntry& entry, ObjectPart part) const;
-  struct MatchPlan;
-  MatchPlan PlanMatch(const RootState& root, std::span<const ChunkKey> keys, const TokenView& prompt,
-                      uint64_t limit, std::span<const ObjectPart> parts) const;
-  void AddLeaseItem(const IndexEntry& entry, ObjectPart part, uint64_t matched_end,
-                    Lease::State& lease) const;
-  void FillLease(const MatchPlan& plan, std::span<const ObjectPart> parts, Lease::State& lease);
-  void Protect(const std::shared_ptr<Lease::State>& lease);
-  void Unprotect(Lease::State& lease);
-  // Ends what is past its deadline. `ended` is destroyed by the caller after the lock: it may hold last
-  // references.
-  void ReapLeases(std::vector<std::shared_ptr<Lease::State>>& ended);
-  void ReleaseLease(Lease::State& lease);
+  // lookup.cc; with mutex_ free.
+  struct Asked;  // a request's root, keys and parts
+  Result<Asked> Ask(uint64_t request_id, const ChunkKey& root, const TokenView& prompt,
+                    std::span<const ObjectPart> parts);
+  MatchRequest MatchRequestOf(const Asked& asked, const TokenView& prompt, uint64_t max_tokens) const;
+  LeaseSegmentRef MakeSegment(const MatchPlan& plan, const Asked& asked, size_t first, size_t last) const;
+  // The match goes on where the earlier lease's full chunks end, if nothing of them was lost.
+  bool ExtendEarlier(Asked& asked, const TokenView& prompt, uint64_t max_tokens,
+                     const std::shared_ptr<Lease::State>& lease);
+  void MatchAnew(Asked& asked, const TokenView& prompt, uint64_t max_tokens,
+                 const std::shared_ptr<Lease::State>& lease);
+  TimePoint LeaseDeadline() const;
+  void DropPins();
+  // With mutex_ held: pins end for what was erased.
+  void ForgetPins(const absl::flat_hash_set<ChunkKey, DigestHash>& erased);
+  void NoteTouched(const Lease::State& lease);
+  std::vector<LeaseSegmentRef> AddMatch(const MatchPlan& plan, const Asked& asked, Lease::State& lease);
+  // False: there is nothing to protect, or the earlier lease has ended.
+  bool StartLease(const std::shared_ptr<Lease::State>& lease, std::span<const LeaseSegmentRef> added,
+                  Lease::State* earlier, std::vector<ChunkKey>& unused);
+  bool MayExtend(const Lease::State& earlier, const Asked& asked, uint64_t limit) const;
+  void CountLookup(const Lease::State& lease, const TokenView& prompt, uint64_t limit);
+  // Ends what is past its deadline.
+  void ReapLeases();
+  void EndLease(Lease::State& lease);
+  // With mutex_ held: uses noted by lookups reach the policies, tail to head.
+  void ApplyTouches();
+
+  // remote_lookup.cc; with mutex_ free. Asks the tier that answers for itself for what lies beyond the
+  // lease's local match.
+  void AskRemote(const std::shared_ptr<Lease::State>& lease, const Asked& asked, const TokenView& prompt,
+                 const LookupOptions& options, RequestTracer& tracer);
+  void ReleaseRemote(Lease::State& lease);
+  void OnRemoteMatch(const std::shared_ptr<Lease::State>& lease, const RemoteQuestion& question,
+                     const PrefixMatch& match);
+  // The lookup's trace ends with the answer.
+  void RecordRemote(const Lease::State& lease, const RemoteQuestion& question, const Status& status);
 
   // load.cc
+  std::shared_ptr<LoadHandle::State> NewLoad(const Lease& lease, TokenRange range);
+  // Checks what is asked for and fills items, target and order.
+  Status PlanLoad(LoadHandle::State& load, TokenRange range, const LoadSink& sink, LoadOrder order);
+  // With items, target and order set. `keep`: it lives until it is done, or Close.
+  void StartLoad(const std::shared_ptr<LoadHandle::State>& load, bool keep);
+
+  // read_path.cc; what a load calls, with no lock held.
+  struct ReadSource {
+    size_t tier = kNoTier;  // kNoTier: it is in none from `from_tier` on
+    BufferRef borrowed;     // set: the published buffer itself; else it is to be read from the tier
+    uint64_t erasures = 0;  // to be handed to FinishRead
+  };
+  ReadSource FindSource(const LeaseItem& item, size_t from_tier);
+  // A read of the whole frame ended; `buffer` was verified where status is OK, and may be published in the
+  // host tier. `erasures`: of the FindSource that began it.
+  void FinishRead(const LeaseItem& item, size_t tier, const BufferRef& buffer, const Status& status,
+                  uint64_t erasures);
+  // The frame is whole and right; is it the one that was asked for?
+  static Status CheckIdentity(const FrameHeader& header, const LeaseItem& item);
+
+  // With mutex_ held.
   BufferRef BorrowFromHost(const ObjectId& id);
   // The object that the item was made from, or another save of it with the same lengths; null where neither
   // is known.
-  ObjectPresence* FindLeased(const LeaseItem& item);
+  const ObjectPresence* FindLeased(const LeaseItem& item) const;
+  bool AnnounceRemote(const LeaseItem& item, const BufferRef& buffer);
   size_t NextTierWith(const LeaseItem& item, size_t from_tier);
-  // `erasures`: erasures_ when the read began.
-  void FinishRead(const LeaseItem& item, size_t tier, const BufferRef& buffer, const Status& status,
-                  uint64_t erasures);
+  // With mutex_ free.
+  void PromoteToHost(const LeaseItem& item, size_t tier, const BufferRef& buffer, uint64_t erasures);
   void DropCorrupt(const LeaseItem& item, size_t tier);
 
   // store.cc
-  // One object of a Prepare: what is asked for, and what is known of it.
+  // One object of a Prepare or Store: what is asked for, and what is known of it.
   struct StoreRequest {
     const RootState& root;
-    const TokenView& prompt;
     ObjectId id;
     ChunkKey parent;
     TokenRange tokens;
+    const PromptSlice& content;
   };
+  static Status CheckRange(const RootState& root, const TokenView& prompt, TokenRange range);
+  ChunkKey KeyOfTail(const Asked& asked, const TokenView& prompt, TokenRange tokens) const;
   Status PrepareOne(const StoreRequest& request, const PayloadSizes& sizes, PrepareResult& out);
   enum class Claim { kPresent, kClaimed, kNoParent };
-  Claim ClaimStore(const StoreRequest& request, uint64_t store_id, ChunkContentRef& content,
-                   Evictions& evictions);
-  void CompleteTiers(IndexEntry& entry, ObjectPresence& object);
+  Claim ClaimStore(const StoreRequest& request, uint64_t store_id, Evictions& evictions);
+  // Of every object that is being stored, the store that does it.
+  bool IsStoredBy(const ObjectId& id, uint64_t store_id) const;
+  void CompleteTiers(IndexEntry& entry, const ObjectPresence& object);
   Result<BufferRef> AllocateFrame(FrameHeader& header);
   void Abandon(const ObjectId& id, uint64_t store_id);
+  void EndStoring(IndexEntry& entry, ObjectPart part);
+  void PostPublish(std::shared_ptr<WritableChunk::State> chunk);
   void SealAndPublish(WritableChunk::State& chunk);
   void Publish(WritableChunk::State& chunk, Evictions& evictions);
   bool PutInHost(const ObjectId& id, const BufferRef& buffer, const ObjectMeta& meta);
 
+  // store_view.cc
+  friend struct StoreHandle::State;
+  void CopyAndCommit(const std::shared_ptr<StoreHandle::State>& store);
+  struct ViewChunk;  // one chunk of a Store of views
+  Status CopyOne(StoreHandle::State& store, const ViewChunk& chunk, const PromptSlice& content,
+                 size_t view_index, StoreReport& report);
+
   // write_behind.cc
-  void EnqueueWrites(IndexEntry& entry, ObjectPresence& object, const BufferRef& buffer,
-                     const ObjectMeta& meta, uint64_t ticket);
+  void EnqueueWrites(IndexEntry& entry, ObjectPart part, const BufferRef& buffer, const ObjectMeta& meta,
+                     uint64_t ticket);
   void PumpWrites(size_t tier);
+  std::vector<std::shared_ptr<WriteJob>> TakeWrites(size_t tier);
+  void SettleWrite(size_t tier, const WriteJob& job, Evictions& evictions);
   void OnWriteDone(size_t tier, const std::shared_ptr<WriteJob>& job, const Status& status);
   bool MakeRoom(size_t tier, const std::shared_ptr<WriteJob>& job);
   // What became of published writes and has to be done with mutex_ free; then their tickets end.
@@ -208,10 +310,14 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
 
   // erase.cc
   using DoomedJobs = std::vector<std::shared_ptr<WriteJob>>;
-  uint64_t ForgetObjects(IndexEntry& entry, std::vector<std::vector<ObjectId>>& by_tier, DoomedJobs& doomed);
+  using ObjectsByTier = std::vector<std::vector<ObjectId>>;
+  using EraseSelection = std::function<void(std::vector<IndexEntry*>& entries, ObjectsByTier& by_tier)>;
+  Result<uint64_t> EraseSelected(const EraseSelection& select);
+  uint64_t ForgetObjects(IndexEntry& entry, ObjectsByTier& by_tier, DoomedJobs& doomed);
   void AwaitDoomed(const DoomedJobs& doomed, std::unique_lock<std::mutex>& lock);
   void CollectSubtree(IndexEntry& entry, std::vector<IndexEntry*>& out);
-  void EraseUnknown(const ChunkKey& key, std::vector<std::vector<ObjectId>>& by_tier) const;
+  void EraseUnknown(const ChunkKey& key, ObjectsByTier& by_tier) const;
+  void AddFailedEvictions(size_t tier, std::vector<ObjectId>& ids);
   Status EraseFromTier(size_t tier, std::vector<ObjectId> ids);
 
   const StorageOptions options_;
@@ -220,9 +326,12 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
   std::shared_ptr<LogSink> log_;
   std::shared_ptr<MetricRegistry> metrics_;
   std::shared_ptr<Executor> executor_;
-  std::shared_ptr<Strand> strand_;  // seals, publishes, writes the roots table: in order of Commit
+  std::shared_ptr<Strand> strand_;            // seals, publishes, writes the roots table: in order of Commit
+  std::shared_ptr<Strand> copy_strand_;       // copies out of views, in order of Store
+  std::unique_ptr<HostReclaimer> reclaimer_;  // outlives what pool_ calls
   std::unique_ptr<BufferPool> pool_;
-  std::vector<TierState> tiers_;  // fixed after Open, but for what their comments say
+  std::shared_ptr<LoadRegistry> loads_;  // shared with the pool's notices
+  std::vector<TierState> tiers_;         // fixed after Open, but for what their comments say
 
   std::mutex close_mutex_;  // one Close at a time; taken before mutex_
   mutable std::mutex mutex_;
@@ -230,18 +339,25 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
   bool closing_ = false;
   bool closed_ = false;
   bool tiers_closed_ = false;
-  uint64_t erasures_ = 0;  // calls of Erase and Clear
-  ChunkIndex index_;
-  absl::flat_hash_map<ChunkKey, RootStateRef, DigestHash> roots_;
-  absl::flat_hash_map<uint64_t, std::unique_ptr<RequestState>> requests_;
-  std::multimap<TimePoint, std::weak_ptr<Lease::State>> lease_deadlines_;
-  std::multimap<TimePoint, uint64_t> request_deadlines_;
-  uint64_t leased_bytes_ = 0;        // in the host tier
-  uint64_t lower_leased_bytes_ = 0;  // in the tiers below
-  uint64_t active_leases_ = 0;
-  uint64_t next_id_ = 1;             // of leases, stores and tickets
+  uint64_t erasures_ = 0;                                          // calls of Erase and Clear
+  uint64_t next_id_ = 1;                                           // of stores and tickets
+  size_t view_stores_ = 0;                                         // stores of views that wait for their copy
+  absl::flat_hash_map<ObjectId, uint64_t, ObjectIdHash> storing_;  // what is_storing marks, by whom
+
+  // Threads of their own kind, see their headers.
+  std::unique_ptr<ChunkIndex> index_;
+  RootTable roots_;
+  std::unique_ptr<LeaseTable> leases_;
+  std::atomic<bool> refuses_{false};     // closing_, for who has no lock
+  std::atomic<uint64_t> promotions_{0};  // objects that came into the host tier while their entry was held
+  std::atomic<uint64_t> losses_{0};      // objects that left a tier while their entry was held
+  TouchLog touches_;
+  PinTable pins_;
+
   std::multiset<uint64_t> tickets_;  // commits that are not yet published and written behind
 
+  TraceRecorder traces_;
+  Counter* prefetched_bytes_ = nullptr;
   Counter* lookups_ = nullptr;
   Counter* lookup_tokens_ = nullptr;
   Counter* matched_tokens_ = nullptr;
@@ -249,6 +365,10 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
   Counter* superseded_ = nullptr;
   Counter* unreachable_ = nullptr;
   Counter* budget_hints_ = nullptr;
+  Counter* lookup_hits_ = nullptr;
+  Counter* lookup_partial_hits_ = nullptr;
+  Counter* lookup_misses_ = nullptr;
+  Counter* callback_exceptions_ = nullptr;
   Counter* orphaned_records_ = nullptr;
 };
 

@@ -6,6 +6,7 @@
 #include "lib/base/check.h"
 #include "lib/base/status_macros.h"
 #include "lib/codec/piece_codec.h"
+#include "lib/storage/asked.h"
 #include "lib/storage/manager_core.h"
 
 namespace terrace {
@@ -20,74 +21,86 @@ std::vector<uint64_t> LayerBytes(const KvSpec& spec, ObjectPart part, uint64_t n
   return bytes;
 }
 
-ObjectMeta MetaOf(const IndexEntry& entry, const ObjectPresence& object) {
-  ObjectMeta meta;
-  meta.root = entry.root;
-  meta.parent = entry.parent;
-  meta.first_token = entry.first_token;
-  meta.content = entry.content;
-  meta.frame_bytes = object.frame_bytes;
-  meta.payload_bytes = object.payload_bytes;
-  meta.division = object.division;
-  return meta;
+ChunkContent ContentOf(const PromptSlice& slice) {
+  ChunkContent content;
+  content.tokens.assign(slice.tokens().begin(), slice.tokens().end());
+  for (const Item& item : slice.items()) content.items.push_back({item.position - slice.begin(), item.bytes});
+  return content;
 }
 
 }  // namespace
 
-Result<PrepareResult> ManagerCore::Prepare(const ChunkKey& root_key, const TokenView& prompt,
-                                           TokenRange range, const PayloadSizes& sizes,
-                                           std::span<const ObjectPart> asked_parts) {
-  TERRACE_RETURN_IF_ERROR(CheckNotForked());
-  TERRACE_RETURN_IF_ERROR(prompt.Validate());
-  RootStateRef root;
-  {
-    std::lock_guard lock(mutex_);
-    TERRACE_RETURN_IF_ERROR(CheckOpen());
-    root = FindRoot(root_key);
-  }
-  if (!root) return NotFoundError("the root was not made by Root() of this manager");
-  TERRACE_RETURN_IF_ERROR(root->CheckParts(asked_parts));
-  const uint64_t chunk = root->spec.tokens_per_chunk;
-  if (range.begin % chunk != 0 || range.begin > range.end || range.end > prompt.tokens.size()) {
-    return InvalidArgumentError("token range [" + std::to_string(range.begin) + ", " +
-                                std::to_string(range.end) + "); allowed: from a multiple of " +
-                                std::to_string(chunk) + " to at most " +
-                                std::to_string(prompt.tokens.size()));
-  }
-  std::vector<ObjectPart> parts(asked_parts.begin(), asked_parts.end());
-  if (parts.empty()) parts = root->DefaultParts();
+Status ManagerCore::CheckRange(const RootState& root, const TokenView& prompt, TokenRange range) {
+  const uint64_t chunk = root.spec.tokens_per_chunk;
+  if (range.begin % chunk == 0 && range.begin <= range.end && range.end <= prompt.tokens.size())
+    return OkStatus();
+  return InvalidArgumentError("token range [" + std::to_string(range.begin) + ", " +
+                              std::to_string(range.end) + "); allowed: from a multiple of " +
+                              std::to_string(chunk) + " to at most " + std::to_string(prompt.tokens.size()));
+}
 
-  const auto items_end = std::lower_bound(prompt.items.begin(), prompt.items.end(), range.end,
-                                          [](const Item& item, uint64_t at) { return item.position < at; });
-  TokenHasher hasher(root->root, root->spec.tokens_per_chunk);
-  TERRACE_RETURN_IF_ERROR(hasher.Append({prompt.tokens.first(range.end), {prompt.items.begin(), items_end}}));
-  const std::span<const ChunkKey> keys = hasher.full_keys();
+// The key of a partial chunk that ends inside the prompt, or of the prompt's own tail.
+ChunkKey ManagerCore::KeyOfTail(const Asked& asked, const TokenView& prompt, TokenRange tokens) const {
+  const uint64_t i = tokens.begin / asked.root->spec.tokens_per_chunk;
+  return TokenHasher::KeyOf(asked.ParentOf(i), SliceContent(prompt, tokens));
+}
 
+Result<PrepareResult> ManagerCore::Prepare(uint64_t request_id, const ChunkKey& root_key,
+                                           const TokenView& prompt, TokenRange range,
+                                           const PayloadSizes& sizes, std::span<const ObjectPart> parts) {
+  RequestTracer tracer(traces_, TraceKind::kStore);
+  TERRACE_ASSIGN_OR_RETURN(Asked asked, Ask(request_id, root_key, prompt, parts));
+  // A store of other tokens does not end the request's lease: the next lookup says what the request is.
+  const auto keep = [&] {
+    if (asked.other) asked.request = std::move(asked.other);
+    leases_->KeepRequest(request_id, std::move(asked.request), LeaseDeadline());
+  };
+  if (Status status = CheckRange(*asked.root, prompt, range); !status.ok()) {
+    keep();
+    return status;
+  }
+  tracer.Step("hash");
+  const uint64_t chunk = asked.root->spec.tokens_per_chunk;
   PrepareResult out;
-  for (uint64_t begin = range.begin; begin < range.end; begin += chunk) {
-    const uint64_t i = begin / chunk;
+  for (uint64_t begin = range.begin; begin < range.end && out.status.ok(); begin += chunk) {
     const TokenRange tokens{begin, std::min(begin + chunk, range.end)};
-    const ChunkKey key = i < keys.size() ? keys[i] : hasher.TailKey();
-    const ChunkKey parent = i == 0 ? root->root : keys[i - 1];
-    for (const ObjectPart part : parts) {
-      out.status = PrepareOne({*root, prompt, {key, part}, parent, tokens}, sizes, out);
-      if (!out.status.ok()) return out;
+    const bool is_full = tokens.end - tokens.begin == chunk;
+    const ChunkKey key =
+        is_full ? asked.request->hasher.full_keys()[begin / chunk] : KeyOfTail(asked, prompt, tokens);
+    const PromptSlice content(prompt, tokens);
+    for (const ObjectPart part : asked.parts) {
+      out.status =
+          PrepareOne({*asked.root, {key, part}, asked.ParentOf(begin / chunk), tokens, content}, sizes, out);
+      if (!out.status.ok()) break;
     }
   }
+  tracer.Step("allocate");
+  if (RequestTrace* trace = tracer.trace()) {
+    trace->request_id = request_id;
+    trace->root = root_key;
+    trace->tokens = prompt.tokens.size();
+    trace->planned_tokens = range.end - range.begin;
+    if (!out.chunks.empty()) trace->done_tokens = out.chunks.back().tokens.end - range.begin;
+    for (PreparedChunk& prepared : out.chunks) {
+      if (prepared.writable) trace->bytes += prepared.writable->payload().size();
+    }
+    trace->outcome = out.status.code();
+    trace->why_not = out.status.ok() ? "" : out.status.ToString();
+  }
+  keep();
   return out;
 }
 
 Status ManagerCore::PrepareOne(const StoreRequest& request, const PayloadSizes& sizes, PrepareResult& out) {
   PreparedChunk prepared{.id = request.id, .tokens = request.tokens};
   uint64_t store_id;
-  ChunkContentRef content;
   Claim claim;
   Evictions evictions;
   {
     std::lock_guard lock(mutex_);
-    TERRACE_RETURN_IF_ERROR(CheckOpen());
+    if (closed_) return FailedPreconditionError("the manager is closed");
     store_id = next_id_++;
-    claim = ClaimStore(request, store_id, content, evictions);
+    claim = ClaimStore(request, store_id, evictions);
   }
   SendEvictions(std::move(evictions));
   if (claim == Claim::kNoParent) {
@@ -113,7 +126,7 @@ Status ManagerCore::PrepareOne(const StoreRequest& request, const PayloadSizes& 
   header.part = request.id.part;
   header.division = request.root.division;
   header.first_token = request.tokens.begin;
-  header.content = *content;
+  header.content = ContentOf(request.content);
   header.payload_bytes = payload_bytes;
   header.stored_bytes = payload_bytes;
   const KvSpec& spec = request.root.spec;
@@ -142,63 +155,78 @@ Status ManagerCore::PrepareOne(const StoreRequest& request, const PayloadSizes& 
 Result<BufferRef> ManagerCore::AllocateFrame(FrameHeader& header) {
   TERRACE_ASSIGN_OR_RETURN(header.header_bytes, HeaderBytes(header));
   header.frame_bytes = header.header_bytes + RoundUp(header.stored_bytes, kFrameAlignment);
-  return pool_->Allocate(kTierPageBytes + header.frame_bytes);
+  return pool_->Allocate(kTierPageBytes + header.frame_bytes, BufferUse::kStore);
 }
 
 ManagerCore::Claim ManagerCore::ClaimStore(const StoreRequest& request, uint64_t store_id,
-                                           ChunkContentRef& content, Evictions& evictions) {
-  if (IndexEntry* entry = index_.Find(request.id.key)) {
-    ObjectPresence* object = entry->Find(request.id.part);
-    if (object != nullptr && object->store_id != 0) return Claim::kPresent;
+                                           Evictions& evictions) {
+  const ObjectPart part = request.id.part;
+  if (IndexEntry* entry = index_->Find(request.id.key)) {
+    const ObjectPresence* object = entry->Find(part);
+    if (object != nullptr && object->is_storing) return Claim::kPresent;
     if (object != nullptr && (object->tiers | object->writing) != 0) {
       if (object->division == request.root.division || object->writing != 0) {
         CompleteTiers(*entry, *object);
         return Claim::kPresent;
       }
       // Of another division into shards, with what hangs below: of no use to who stores now.
-      for (size_t t = 0; t < tiers_.size(); ++t) {
-        if (object->tiers & TierBit(t)) EvictObject(*entry, request.id.part, t, evictions);
-      }
-      CascadeUnreachable(request.id.key, request.id.part, evictions);
+      for (size_t t = 0; t < tiers_.size(); ++t) EvictObject(*entry, part, t, Unless::kNothing, evictions);
+      CascadeUnreachable(*entry, part, evictions);
     }
   }
-  const bool needs_parent =
-      request.tokens.begin > 0 && request.root.RuleOf(request.id.part.group) != Retention::kState;
-  if (needs_parent && !IsReachableFrom(request.parent, request.id.part, 0, true)) return Claim::kNoParent;
-  IndexEntry* entry = index_.Find(request.id.key);
-  if (entry == nullptr) {
-    content = std::make_shared<const ChunkContent>(SliceContent(request.prompt, request.tokens));
-    entry = &index_.Add(request.id.key, request.parent, request.root.root, request.tokens.begin, content);
+  const bool needs_parent = request.tokens.begin > 0 && request.root.RuleOf(part.group) != Retention::kState;
+  if (needs_parent && !IsReachableFrom(index_->Find(request.parent), part, 0, true)) return Claim::kNoParent;
+  IndexEntry* entry = index_->Find(request.id.key);
+  if (entry == nullptr || entry->is_placeholder() || !entry->content) {
+    entry = &index_->Add({.key = request.id.key,
+                          .parent = request.parent,
+                          .root_number = request.root.number,
+                          .first_token = static_cast<uint32_t>(request.tokens.begin)},
+                         PackedContent::Make(request.content));
   }
-  content = entry->content;
-  entry->FindOrAdd(request.id.part).store_id = store_id;
+  index_->Change(*entry, [&](IndexEntry& e) { e.FindOrAdd(part).is_storing = true; });
+  storing_[request.id] = store_id;
   return Claim::kClaimed;
+}
+
+bool ManagerCore::IsStoredBy(const ObjectId& id, uint64_t store_id) const {
+  const auto it = storing_.find(id);
+  return it != storing_.end() && it->second == store_id;
+}
+
+void ManagerCore::EndStoring(IndexEntry& entry, ObjectPart part) {
+  storing_.erase({entry.key, part});
+  index_->Change(entry, [&](IndexEntry& e) { e.Find(part)->is_storing = false; });
 }
 
 // An object that lies in the host tier alone (its write failed, or found no room) is offered to the lower
 // tiers again.
-void ManagerCore::CompleteTiers(IndexEntry& entry, ObjectPresence& object) {
+void ManagerCore::CompleteTiers(IndexEntry& entry, const ObjectPresence& object) {
   if (!HasHostTier() || !(object.tiers & TierBit(0))) return;
   bool is_complete = true;
   for (size_t t = 1; t < tiers_.size(); ++t) {
-    is_complete &=
-        ((object.tiers | object.writing) & TierBit(t)) != 0 || !ParentReachable(entry, object.part, t, true);
+    is_complete &= tiers_[t].answers_itself || ((object.tiers | object.writing) & TierBit(t)) != 0 ||
+                   !ParentReachable(entry, object.part, t, true);
   }
   if (is_complete) return;
   const BufferRef buffer = BorrowFromHost({entry.key, object.part});
-  if (buffer) EnqueueWrites(entry, object, buffer, MetaOf(entry, object), next_id_++);
+  if (!buffer) return;
+  Result<FrameHeader> header = ParseFrameHeader(buffer.frame());
+  TERRACE_CHECK(header.ok()) << "a published frame lost its header";
+  auto content = std::make_shared<const ChunkContent>(std::move(header->content));
+  const ObjectMeta meta = MetaOf(entry, object, std::move(content));
+  EnqueueWrites(entry, object.part, buffer, meta, next_id_++);
 }
 
 void ManagerCore::Abandon(const ObjectId& id, uint64_t store_id) {
   Evictions evictions;
   {
     std::lock_guard lock(mutex_);
-    IndexEntry* entry = index_.Find(id.key);
-    ObjectPresence* object = entry != nullptr ? entry->Find(id.part) : nullptr;
-    if (object == nullptr || object->store_id != store_id) return;  // erased meanwhile
-    object->store_id = 0;
-    CascadeUnreachable(id.key, id.part, evictions);  // a child may have been committed before it
-    RemoveIfEmpty(entry);
+    if (!IsStoredBy(id, store_id)) return;  // erased meanwhile
+    IndexEntry* entry = index_->Find(id.key);
+    EndStoring(*entry, id.part);
+    CascadeUnreachable(*entry, id.part, evictions);  // a child may have been committed before it
+    RemoveIfEmpty(id.key);
   }
   SendEvictions(std::move(evictions));
 }
@@ -207,18 +235,22 @@ void ManagerCore::Commit(std::vector<WritableChunk> chunks) {
   if (IsForkedChild()) return;
   for (WritableChunk& chunk : chunks) {
     if (!chunk.state() || chunk.state()->core.get() != this) continue;
-    std::shared_ptr<WritableChunk::State> state = std::move(chunk.state());
-    {
-      std::lock_guard lock(mutex_);
-      if (!CheckOpen().ok()) continue;
-      state->ticket = next_id_++;
-      tickets_.insert(state->ticket);
-    }
-    strand_->Post([core = shared_from_this(), state,
-                   end = std::make_shared<TicketEnd>(shared_from_this(), state->ticket)] {
-      core->SealAndPublish(*state);
-    });
+    std::unique_ptr<WritableChunk::State> state = std::move(chunk.state());
+    if (CheckOpen().ok()) PostPublish(std::move(state));
   }
+}
+
+void ManagerCore::PostPublish(std::shared_ptr<WritableChunk::State> chunk) {
+  {
+    std::lock_guard lock(mutex_);
+    if (closed_) return;
+    chunk->ticket = next_id_++;
+    tickets_.insert(chunk->ticket);
+  }
+  auto end = std::make_shared<TicketEnd>(shared_from_this(), chunk->ticket);
+  strand_->Post([core = shared_from_this(), chunk = std::move(chunk), end = std::move(end)] {
+    core->SealAndPublish(*chunk);
+  });
 }
 
 void ManagerCore::SealAndPublish(WritableChunk::State& chunk) {
@@ -244,41 +276,43 @@ void ManagerCore::SealAndPublish(WritableChunk::State& chunk) {
 }
 
 void ManagerCore::Publish(WritableChunk::State& chunk, Evictions& evictions) {
-  IndexEntry* entry = index_.Find(chunk.id.key);
-  ObjectPresence* object = entry != nullptr ? entry->Find(chunk.id.part) : nullptr;
-  if (object == nullptr || object->store_id != chunk.store_id) {
+  const ObjectPart part = chunk.id.part;
+  if (!IsStoredBy(chunk.id, chunk.store_id)) {
     DropCounter("erased")->Add();
     return;
   }
-  object->store_id = 0;
   chunk.store_id = 0;
-  object->frame_bytes = chunk.header.frame_bytes;
-  object->payload_bytes = chunk.header.payload_bytes;
-  object->division = chunk.header.division;
-  if (!ParentReachable(*entry, chunk.id.part, 0, true)) {
+  IndexEntry& entry = *index_->Find(chunk.id.key);
+  EndStoring(entry, part);
+  // Until its tiers are known it counts as being written: not its own victim, nor its parent's end.
+  index_->Change(entry, [&](IndexEntry& e) {
+    ObjectPresence& object = *e.Find(part);
+    object.frame_pages = static_cast<uint32_t>(chunk.header.frame_bytes / kFrameAlignment);
+    object.payload_bytes = chunk.header.payload_bytes;
+    object.division = chunk.header.division;
+    object.writing = 0xff;
+  });
+  if (!ParentReachable(entry, part, 0, true)) {
+    SetWriting(entry, part, 0, 0xff);
     DropCounter("parent_lost")->Add();
-    CascadeUnreachable(chunk.id.key, chunk.id.part, evictions);
-    RemoveIfEmpty(entry);
+    CascadeUnreachable(entry, part, evictions);
+    RemoveIfEmpty(chunk.id.key);
     return;
   }
-  const ObjectMeta meta = MetaOf(*entry, *object);
-  if (HasHostTier()) {
-    // Not its own victim, nor its parent's end: it counts as being written until its tiers are known.
-    object->writing = TierMask{0xff};
-    const bool kept = PutInHost(chunk.id, chunk.buffer, meta);
-    object = entry->Find(chunk.id.part);  // making room may have moved it
-    object->writing = 0;
-    if (kept) {
-      SetPresent(*entry, *object, 0);
-      TouchUpwards(*entry, chunk.id.part, 0);
-      EvictSuperseded(*entry, 0, evictions);
-    }
+  auto content = std::make_shared<const ChunkContent>(std::move(chunk.header.content));
+  if (HasHostTier() && PutInHost(chunk.id, chunk.buffer, MetaOf(entry, *entry.Find(part), nullptr))) {
+    SetPresent(entry, part, 0);
+    TouchUpwards(entry, part, 0);
+    EvictSuperseded(entry, 0, evictions);
   }
-  EnqueueWrites(*entry, *object, chunk.buffer, meta, chunk.ticket);
-  if ((object->tiers | object->writing) == 0) {
+  SetWriting(entry, part, 0, 0xff);
+  const ObjectMeta meta = MetaOf(entry, *entry.Find(part), std::move(content));
+  EnqueueWrites(entry, part, chunk.buffer, meta, chunk.ticket);
+  if (entry.Find(part)->writing == 0) pool_->Settle(chunk.buffer);
+  if (entry.Find(part)->is_gone()) {
     DropCounter("no_tier")->Add();
-    CascadeUnreachable(chunk.id.key, chunk.id.part, evictions);
-    RemoveIfEmpty(entry);
+    CascadeUnreachable(entry, part, evictions);
+    RemoveIfEmpty(chunk.id.key);
     return;
   }
   stored_->Add();
@@ -295,8 +329,10 @@ bool ManagerCore::PutInHost(const ObjectId& id, const BufferRef& buffer, const O
     ops.push_back({.id = id, .frame = buffer, .meta = meta});
     tiers_[0].backend->Put(std::move(ops), [&](std::span<const Status> results) { status = results[0]; });
     // The first published wins: a buffer that is there already is as good.
+    if (status.ok()) reclaimer_->Note(pool_->ControlOf(buffer), id);
     if (status.ok() || status.code() == StatusCode::kAlreadyExists) return true;
-    if (status.code() != StatusCode::kResourceExhausted || !EvictOneFromHost()) {
+    Evictions none;  // the host tier is told at once
+    if (status.code() != StatusCode::kResourceExhausted || EvictColdest(0, none) == 0) {
       tiers_[0].write_failures->Add();
       // A failure that came after the fact would leave a buffer that nobody knows of.
       tiers_[0].backend->Erase({id}, EraseMode::kEvict, [](std::span<const Status>) {});

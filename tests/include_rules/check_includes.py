@@ -37,7 +37,7 @@ BACKEND_HEADER = re.compile(r"include/terrace/(?!backend\.h$|backend_wrapper\.h$
 # and C standard libraries and of the operating system (no slash, or sys/ and linux/) are free in lib/
 # and backends/; public headers get the C++ standard library alone.
 SYSTEM_FOLDERS = ("sys", "linux", "asm", "bits", "netinet", "arpa")
-LIB_LIBRARIES = ("absl", "openssl", "xxhash.h")
+LIB_LIBRARIES = ("absl", "openssl", "xxhash.h", "nlohmann")
 BACKEND_LIBRARIES = {
     "host": ("absl", "cuda_runtime.h", "cuda_runtime_api.h", "numa.h"),
     "nvme": ("absl", "openssl", "xxhash.h", "rocksdb", "liburing.h", "liburing"),

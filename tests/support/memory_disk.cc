@@ -116,13 +116,22 @@ class MemoryDisk final : public Backend {
       const auto it = platters.objects.find(op.id);
       if (it == platters.objects.end()) return {NotFoundError("absent"), 0};
       const std::vector<std::byte>& frame = it->second.frame;
-      if (frame.size() > op.dst.frame().size()) return {DataLossError("too long"), 0};
-      std::memcpy(op.dst.mutable_frame().data(), frame.data(), frame.size());
       frame_bytes = frame.size();
+      if (op.ranges.empty()) op.ranges.push_back({0, frame_bytes, 0});
+      for (const FrameRange& range : op.ranges) {
+        if (range.frame_offset + range.length > frame_bytes ||
+            range.dst_offset + range.length > op.dst.frame().size()) {
+          return {DataLossError("beyond the frame or its destination"), 0};
+        }
+        std::memcpy(op.dst.mutable_frame().data() + range.dst_offset, frame.data() + range.frame_offset,
+                    range.length);
+        platters.get_bytes += range.length;
+      }
     }
     if (op.cancel && op.cancel->load()) return {CancelledError("cancelled"), 0};
-    for (uint64_t at = 0; op.on_bytes && at < frame_bytes; at += 65536) {
-      op.on_bytes(at, std::min<uint64_t>(65536, frame_bytes - at));
+    for (const FrameRange& range : op.ranges) {
+      for (uint64_t at = 0; op.on_bytes && at < range.length; at += 65536)
+        op.on_bytes(range.dst_offset + at, std::min<uint64_t>(65536, range.length - at));
     }
     return {OkStatus(), frame_bytes};
   }

@@ -26,6 +26,7 @@ struct MemoryPlatters {
   uint64_t generation = 0;
   uint64_t puts = 0;
   uint64_t gets = 0;
+  uint64_t get_bytes = 0;  // of frames, as far as they were read
   uint64_t max_used_bytes = 0;
   // Completions wait here while holding is set; a held Put has not landed yet.
   bool holding_puts = false;

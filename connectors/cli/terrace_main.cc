@@ -1,0 +1,112 @@
+// terrace: the program of operators and performance engineers.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <exception>
+#include <functional>
+
+#include "benchmarks/copy_probe.h"
+#include "benchmarks/index_probe.h"
+#include "benchmarks/lookup_probe.h"
+#include "benchmarks/store_probe.h"
+#include "connectors/cli/bench_command.h"
+
+namespace terrace::cli {
+namespace {
+
+constexpr char kBenchText[] = R"(
+Each measurement alternates with a bare probe in the same process; `ratio` compares the two. Absolute figures move
+with the machine and with what else runs on it.)";
+
+template <typename T>
+JsonRows RowsOf(const std::vector<T>& results) {
+  JsonRows rows;
+  for (const T& result : results) rows.push_back(result.ToJson());
+  return rows;
+}
+
+template <typename T>
+JsonRows RowsOf(const Result<std::vector<T>>& results) {
+  if (!results.ok()) throw std::runtime_error(results.status().ToString());
+  return RowsOf(*results);
+}
+
+// What the command line named; run after it was parsed.
+using Run = std::function<JsonRows()>;
+
+void AddLookup(CLI::App* bench, Run& run) {
+  CLI::App* command = bench->add_subcommand("lookup", "Lookup and Peek beside the bare hash chain and map");
+  auto options = std::make_shared<bench::LookupBenchOptions>();
+  command->add_option("--tokens", options->tokens, "tokens of the prompt, a multiple of 256")
+      ->check(CLI::Range(256, 1 << 24))
+      ->capture_default_str();
+  command->add_option("--repeat", options->repetitions)->check(CLI::Range(1, 100000))->capture_default_str();
+  command->callback([options, &run] { run = [options] { return RowsOf(bench::MeasureLookups(*options)); }; });
+}
+
+void AddStore(CLI::App* bench, Run& run) {
+  CLI::App* command =
+      bench->add_subcommand("store", "What a store costs the engine's thread beside the one copy");
+  auto options = std::make_shared<bench::StoreBenchOptions>();
+  command->add_option("--payload-bytes", options->payload_bytes, "of one chunk, a multiple of 2 MiB")
+      ->check(CLI::Range(uint64_t{2} << 20, uint64_t{256} << 20))
+      ->capture_default_str();
+  command->add_option("--repeat", options->repetitions)->check(CLI::Range(1, 100000))->capture_default_str();
+  command->callback([options, &run] { run = [options] { return RowsOf(bench::MeasureStores(*options)); }; });
+}
+
+void AddCopy(CLI::App* bench, Run& run) {
+  CLI::App* command =
+      bench->add_subcommand("copy", "Copies between pool and caller beside a streaming probe");
+  auto options = std::make_shared<bench::CopyBenchOptions>();
+  command->add_option("--bytes", options->sizes_bytes, "sizes of one copy")->capture_default_str();
+  command->add_option("--threads", options->threads)->check(CLI::Range(1, 256))->capture_default_str();
+  command->add_option("--repeat", options->repetitions)->check(CLI::Range(1, 100000))->capture_default_str();
+  command->callback([options, &run] { run = [options] { return RowsOf(bench::MeasureCopies(*options)); }; });
+}
+
+void AddIndex(CLI::App* bench, Run& run) {
+  CLI::App* command = bench->add_subcommand("index", "The index beside a bare sharded hash map");
+  auto options = std::make_shared<bench::IndexBenchOptions>();
+  command->add_option("--entries", options->entries, "about 300 B of memory each")
+      ->check(CLI::Range(uint64_t{1000}, uint64_t{1} << 30))
+      ->capture_default_str();
+  command->add_option("--children", options->children, "of one key, for `neighbours`")->capture_default_str();
+  command->add_option("--threads", options->threads)->check(CLI::Range(1, 256))->capture_default_str();
+  command->add_option("--repeat", options->repetitions)->check(CLI::Range(1, 1000))->capture_default_str();
+  command->callback([options, &run] { run = [options] { return RowsOf(bench::MeasureIndex(*options)); }; });
+}
+
+int Main(int argc, const char* const* argv) {
+  CLI::App app("Terrace: the KV cache of LLM inference beyond GPU memory.", "terrace");
+  app.set_version_flag("--version", TERRACE_VERSION);
+  app.require_subcommand(1);
+  CLI::App* bench =
+      app.add_subcommand("bench", "Measures one part of Terrace beside what the hardware allows");
+  bench->require_subcommand(1);
+  bench->footer(kBenchText);
+  bool as_json = false;
+  bench->add_flag("--json", as_json, "one JSON object per line");
+  Run run;
+  AddLookup(bench, run);
+  AddStore(bench, run);
+  AddCopy(bench, run);
+  AddIndex(bench, run);
+  for (CLI::App* command : bench->get_subcommands(nullptr)) command->fallthrough();
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  try {
+    std::fputs(FormatRows(run(), as_json).c_str(), stdout);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "terrace: %s\n", error.what());
+    return 1;
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace terrace::cli
+
+int main(int argc, char** argv) { return terrace::cli::Main(argc, argv); }
