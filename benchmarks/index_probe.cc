@@ -177,9 +177,12 @@ void RunMixed(ChunkIndex& index, const std::vector<Operation>& operations) {
       });
       if (held != nullptr) index.Unhold(*held, 1, 0);
     } else if (operation.kind == Operation::kAdd) {
-      index.Add({.key = operation.key, .parent = operation.parent}, operation.content);
+      IndexEntry& entry = index.Add({.key = operation.key, .parent = operation.parent}, operation.content);
+      index.Change(entry, [](IndexEntry& e) { e.FindOrAdd({}).tiers = TierBit(0); });
     } else {
-      TERRACE_CHECK(index.RemoveIfUnused(*index.Find(operation.key)));
+      IndexEntry& entry = *index.Find(operation.key);
+      index.Change(entry, [](IndexEntry& e) { e.Find({})->tiers = 0; });
+      TERRACE_CHECK(index.RemoveIfUnused(entry));
     }
   }
 }
@@ -229,7 +232,7 @@ IndexResult MeasureKeys(ChunkIndex& index, BareMap& map, Population& population,
   for (int i = 0; i < options.repetitions; ++i) {
     std::vector<std::vector<Operation>> drawn;
     for (int t = 0; t < threads; ++t) {
-      drawn.push_back(population.Draw(options.operations, is_mixed ? 2 : 0, random));
+      drawn.push_back(population.Draw(options.operations, is_mixed ? 1 : 0, random));
     }
     probe.push_back(Time(drawn, [&](const auto& operations) { RunBare(map, operations); }));
     library.push_back(Time(drawn, [&](const auto& operations) {

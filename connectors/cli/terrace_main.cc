@@ -1,5 +1,6 @@
 // terrace: the program of operators and performance engineers.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <functional>

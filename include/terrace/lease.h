@@ -33,7 +33,7 @@ class TERRACE_API Lease {
   uint64_t num_objects() const;
   // Frame bytes of them.
   uint64_t frame_bytes() const;
-  // False above the lease budget, or after the deadline: a hint.
+  // False where the lease budget has no room for its host bytes, or after the deadline: a hint.
   bool is_protected() const;
   // A remote tier has been asked for what lies beyond the local match, and has not answered yet.
   bool is_pending() const;
@@ -58,7 +58,7 @@ struct LookupOptions {
   // How long a remote tier may take for its part of the answer; zero: it is not asked.
   Duration remote_deadline = std::chrono::seconds(1);
   // Called once, on the executor, when the remote part has arrived or failed, with the lease's matched tokens
-  // then; not called where no remote tier was asked. May be null.
+  // then; not called where no remote tier was asked, or where the lease was released first. May be null.
   std::function<void(uint64_t matched_tokens)> on_remote;
 };
 

@@ -17,8 +17,10 @@ namespace terrace {
 enum class TraceKind : uint8_t { kLookup = 1, kPeek = 2, kLoad = 3, kStore = 4, kPrefetch = 5, kErase = 6 };
 
 struct TraceStep {
-  const char* name = "";  // "hash", "match", "protect", "read", "verify", "copy", "allocate", "publish"
-  uint64_t us = 0;        // wall time spent in it, summed over the request
+  // "hash", "match", "remote" (lookups); "allocate", "copy" (stores); "read" (until verified, summed over
+  // reads that overlap), "copy", "total" (loads); "erase".
+  const char* name = "";
+  uint64_t us = 0;  // wall time spent in it, summed over the request
 };
 
 struct RequestTrace {

@@ -37,24 +37,26 @@ ObjectPresence& IndexEntry::FindOrAdd(ObjectPart part) {
 
 ChunkIndex::ChunkIndex(const ChunkIndexOptions& options)
     : options_(options), entries_(std::make_unique<EntrySlabs>()), treap_(*entries_, RandomSeed()) {
-  for (std::unique_ptr<Shard>& shard : shards_) shard = std::make_unique<Shard>(*entries_);
+  for (size_t i = 0; i < kNumShards; ++i) {
+    shards_[i] = std::make_unique<Shard>(entries_->slab(i), table_memory_, RandomSeed() | 1);
+  }
 }
 
 ChunkIndex::~ChunkIndex() = default;
 
 IndexEntry* ChunkIndex::Find(const ChunkKey& key) {
   const Shard& shard = ShardOf(key);
+  shard.handles.Prefetch(key);
   std::lock_guard lock(shard.mutex);
-  return FindIn(shard, key);
+  return shard.handles.Find(key);
 }
 
 IndexEntry& ChunkIndex::FindOrMake(Shard& shard, const ChunkKey& key) {
-  const auto it = shard.handles.lazy_emplace(key, [&](const HandleSet::constructor& construct) {
-    IndexEntry& made = entries_->New(ShardIndex(key));
-    made.key = key;
-    construct(made.handle);
-  });
-  return entries_->At(*it);
+  if (IndexEntry* known = shard.handles.Find(key)) return *known;
+  IndexEntry& made = entries_->New(ShardIndex(key));
+  made.key = key;
+  shard.handles.Insert(made);
+  return made;
 }
 
 void ChunkIndex::GiveContent(IndexEntry& entry, const PackedContentRef& content) {
@@ -74,7 +76,7 @@ PackedContentRef ChunkIndex::TakeContent(IndexEntry& entry) {
 
 bool ChunkIndex::FreeIfNeedless(Shard& shard, IndexEntry& entry) {
   if (!entry.is_placeholder() || entry.has_children() || entry.stays > 0 || entry.holds > 0) return false;
-  shard.handles.erase(shard.handles.find(entry.key));
+  shard.handles.Erase(entry);
   entries_->slab(ShardIndex(entry.key)).Free(EntrySlabs::SlotOf(entry.handle));
   return true;
 }
@@ -99,6 +101,7 @@ IndexEntry& ChunkIndex::ReserveParent(const ChunkKey& key) {
 IndexEntry& ChunkIndex::Add(const Facts& facts, const PackedContentRef& content) {
   TERRACE_CHECK(content && content->num_tokens() > 0 && content->num_tokens() <= UINT16_MAX)
       << "a chunk without tokens, or with too many";
+  ShardOf(facts.key).handles.Prefetch(facts.key);
   IndexEntry& parent = ReserveParent(facts.parent);
   IndexEntry* entry;
   bool is_new;
@@ -162,7 +165,7 @@ bool ChunkIndex::RemoveOne(IndexEntry& entry, IndexEntry*& bare_parent) {
     parent = std::exchange(entry.parent, nullptr);
     entry.num_tokens = 0;
     --shard.num_chunks;
-    shard.handles.erase(shard.handles.find(entry.key));
+    shard.handles.Erase(entry);
   }
   {
     Shard& parents = ShardOf(parent->key);
@@ -225,7 +228,7 @@ std::vector<ChunkIndex::Neighbour> ChunkIndex::Neighbours(const ChunkKey& parent
   {
     const Shard& shard = ShardOf(parent);
     std::lock_guard lock(shard.mutex);
-    const IndexEntry* entry = FindIn(shard, parent);
+    const IndexEntry* entry = shard.handles.Find(parent);
     if (entry == nullptr) return found;
     // With the distance from the query the common prefix never grows.
     treap_.VisitNearest(*entry, ChildTreap::Query(query), limit,
@@ -265,7 +268,7 @@ std::vector<ChunkIndex::Neighbour> ChunkIndex::WholePrefixes(const ChunkKey& par
   if (limit == 0) return found;
   const Shard& shard = ShardOf(parent);
   std::lock_guard lock(shard.mutex);
-  const IndexEntry* entry = FindIn(shard, parent);
+  const IndexEntry* entry = shard.handles.Find(parent);
   if (entry == nullptr) return found;
   VisitPrefixes(*entry, query, [&](const IndexEntry& child, uint32_t tokens) {
     found.push_back({child.key, tokens});
@@ -353,8 +356,7 @@ uint64_t ChunkIndex::structure_bytes() const {
   uint64_t bytes = sizeof(ChunkIndex) + sizeof(EntrySlabs) + kNumShards * sizeof(Shard);
   for (size_t i = 0; i < kNumShards; ++i) {
     std::lock_guard lock(shards_[i]->mutex);
-    const size_t slots = shards_[i]->handles.capacity();
-    bytes += entries_->slab(i).size_bytes() + slots * (sizeof(EntryHandle) + 1);
+    bytes += entries_->slab(i).size_bytes() + shards_[i]->handles.size_bytes();
   }
   return bytes;
 }

@@ -30,9 +30,9 @@
 #include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_set.h"
 #include "lib/core/child_treap.h"
 #include "lib/core/entry_slab.h"
+#include "lib/core/handle_table.h"
 #include "lib/core/index_entry.h"
 #include "lib/core/packed_content.h"
 #include "terrace/metrics.h"
@@ -98,8 +98,9 @@ class ChunkIndex {
   template <typename F>
   bool Visit(const ChunkKey& key, F&& visit) {
     Shard& shard = ShardOf(key);
+    shard.handles.Prefetch(key);
     std::lock_guard lock(shard.mutex);
-    IndexEntry* entry = FindIn(shard, key);
+    IndexEntry* entry = shard.handles.Find(key);
     if (entry == nullptr || entry->is_placeholder()) return false;
     if (!entry->was_visited) entry->was_visited = true;
     visit(*entry);
@@ -127,28 +128,11 @@ class ChunkIndex {
   static constexpr size_t kNumShards = EntrySlabs::kNumSlabs;
 
  private:
-  struct HandleHash {
-    using is_transparent = void;
-    const EntrySlabs* entries;
-    size_t operator()(const ChunkKey& key) const { return key.Prefix64(); }
-    size_t operator()(EntryHandle handle) const { return entries->At(handle).key.Prefix64(); }
-  };
-  struct HandleEqual {
-    using is_transparent = void;
-    const EntrySlabs* entries;
-    bool operator()(EntryHandle a, EntryHandle b) const { return a == b; }
-    bool operator()(EntryHandle handle, const ChunkKey& key) const {
-      const IndexEntry& entry = entries->At(handle);
-      __builtin_prefetch(&entry.parent, 1);  // its second cache line, which comes while the first is awaited
-      return std::memcmp(&entry.key, &key, sizeof(key)) == 0;
-    }
-    bool operator()(const ChunkKey& key, EntryHandle handle) const { return (*this)(handle, key); }
-  };
-  using HandleSet = absl::flat_hash_set<EntryHandle, HandleHash, HandleEqual>;
   struct alignas(64) Shard {
-    explicit Shard(const EntrySlabs& entries) : handles(0, HandleHash{&entries}, HandleEqual{&entries}) {}
+    Shard(const EntrySlab& slab, HandleTableMemory& memory, uint64_t multiplier)
+        : handles(slab, memory, multiplier) {}
     mutable std::mutex mutex;
-    HandleSet handles;
+    HandleTable handles;
     uint64_t num_chunks = 0;
   };
 
@@ -159,10 +143,6 @@ class ChunkIndex {
   Shard& ShardOf(const ChunkKey& key) const { return *shards_[ShardIndex(key)]; }
 
   // The rest with the shard locked that is named or that of the entry's key.
-  IndexEntry* FindIn(const Shard& shard, const ChunkKey& key) const {
-    const auto it = shard.handles.find(key);
-    return it == shard.handles.end() ? nullptr : &entries_->At(*it);
-  }
   IndexEntry& FindOrMake(Shard& shard, const ChunkKey& key);
   void GiveContent(IndexEntry& entry, const PackedContentRef& content);
   PackedContentRef TakeContent(IndexEntry& entry);
@@ -186,6 +166,7 @@ class ChunkIndex {
   const ChunkIndexOptions options_;
   std::unique_ptr<EntrySlabs> entries_;
   ChildTreap treap_;
+  HandleTableMemory table_memory_;
   std::array<std::unique_ptr<Shard>, kNumShards> shards_;
   std::atomic<uint64_t> content_bytes_{0};
 

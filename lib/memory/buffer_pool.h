@@ -50,7 +50,8 @@ class BufferPool {
   // The object in the buffer was published and nothing but the host tier wants it: content from now on,
   // charged to no class. Again, or for bytes that are not of this pool: no effect.
   void Settle(const BufferRef& buffer);
-  // Counted as orphaned until its release, and never evicted: a device may still touch it.
+  // Given up by whoever asked for it, while a device may still touch it: charged to no class, counted as
+  // orphaned until its release, and never evicted.
   void MarkOrphan(const BufferRef& buffer);
   // How the Reclaimer's calls name the buffer; null for bytes that are not of this pool. For one of this
   // pool the same as long as a reference is held.

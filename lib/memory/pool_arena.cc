@@ -166,8 +166,14 @@ void PoolArena::Settle(PoolRun& run) {
 }
 
 void PoolArena::MarkOrphan(PoolRun& run) {
-  if (run.orphaned.exchange(true, std::memory_order_relaxed)) return;
-  accounts_.Orphaned(static_cast<int64_t>(run.size_bytes / kPoolUnitBytes));
+  if (run.orphaned.exchange(true)) return;
+  const uint64_t units = run.size_bytes / kPoolUnitBytes;
+  accounts_.Orphaned(static_cast<int64_t>(units));
+  // Whoever asked for it has given it up; its class may go on with what is left.
+  const BufferUse before = run.use.exchange(BufferUse::kContent);
+  if (before == BufferUse::kContent) return;
+  accounts_.Discharge(units, before);
+  WakeWaiters();
 }
 
 PoolArena::Claim* PoolArena::ClaimOver(uint32_t unit) {

@@ -53,18 +53,28 @@ Status CheckOrder(const KvSpec& spec, const LoadTarget& target, LoadOrder order)
 
 }  // namespace
 
-std::shared_ptr<LoadHandle::State> ManagerCore::NewLoad(const Lease& lease, TokenRange range) {
+std::shared_ptr<LoadHandle::State> ManagerCore::NewLoad(const Lease& lease, TokenRange range,
+                                                        TraceKind kind) {
   auto load = std::make_shared<LoadHandle::State>();
   load->core = shared_from_this();
   load->lease = lease.state();
   if (load->lease) load->root = load->lease->root;
   load->begin_token = range.begin;
   load->report.recompute_from = range.begin;
+  if (!traces_.is_on()) return load;
+  load->trace = std::make_unique<LoadTrace>(kind);
+  RequestTrace& record = load->trace->record();
+  if (load->lease) {
+    load->lease->Describe(tiers_.size(), record);
+    record.root = load->root->root;
+    record.request_id = load->lease->request_id;
+  }
+  record.tokens = record.planned_tokens = range.end - range.begin;
   return load;
 }
 
 LoadHandle ManagerCore::Load(const Lease& lease, TokenRange range, const LoadSink& sink, LoadOrder order) {
-  std::shared_ptr<LoadHandle::State> load = NewLoad(lease, range);
+  std::shared_ptr<LoadHandle::State> load = NewLoad(lease, range, TraceKind::kLoad);
   if (Status status = PlanLoad(*load, range, sink, order); !status.ok()) {
     load->items.clear();
     load->report.status = std::move(status);

@@ -37,12 +37,12 @@ bool LoadHandle::State::WaitUntil(std::unique_lock<std::mutex>& lock, TimePoint 
       changed.wait_until(lock, deadline);
     }
   }
-  --waiters;
-  if (std::exchange(wants_pump, false)) {  // nobody else would
+  if (std::exchange(wants_pump, false)) {  // nobody else would; a caller that polls is one that waits
     lock.unlock();
     Pump();
     lock.lock();
   }
+  --waiters;
   return arrived();
 }
 

@@ -29,8 +29,11 @@ void LoadHandle::State::Pump() {
     bool is_barred = false;
     while (const std::optional<size_t> unit = NextToStart(&is_barred)) {
       const bool is_head = *unit == next_take;
+      // What nobody waits for is not read while another load starves: it would be shed for that one, and read
+      // again, for ever.
+      const bool is_wanted = is_head && (waiters > 0 || !target.is_taken_by_caller());
       lock.unlock();
-      const bool started = (is_head || !core->loads_->OthersStarve(this)) && Begin(*unit, batches);
+      const bool started = (is_wanted || !core->loads_->OthersStarve(this)) && Begin(*unit, batches);
       if (!started) Unstart(*unit, std::nullopt);
       if (started && is_head) SetStarving(false, nullptr);
       lock.lock();

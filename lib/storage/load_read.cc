@@ -89,12 +89,12 @@ void LoadHandle::State::AddRead(Read read, std::vector<Batch>& batches) {
 }
 
 void LoadHandle::State::Send(std::vector<Batch>& batches) {
-  const TimePoint deadline =
-      core->clock_->Now() + std::chrono::duration_cast<TimePoint::duration>(core->options_.io_deadline);
+  const TimePoint deadline = core->DeadlineIn(core->options_.io_deadline);
   for (Batch& batch : batches) {
     std::vector<GetOp> ops;
     ops.reserve(batch.reads.size());
-    for (const Read& read : batch.reads) {
+    for (Read& read : batch.reads) {
+      if (trace) read.sent = LoadTrace::Clock::now();
       GetOp op;
       op.id = items[units[read.unit].item].id;
       op.ranges = read.ranges;
@@ -119,6 +119,10 @@ void LoadHandle::State::Send(std::vector<Batch>& batches) {
 }
 
 void LoadHandle::State::FinishUnit(const Read& read, const GetResult& result) {
+  // The device may keep the buffer for a while; the loads' share of the pool is free of it.
+  const StatusCode code = result.status.code();
+  if (code == StatusCode::kCancelled || code == StatusCode::kDeadlineExceeded)
+    core->pool_->MarkOrphan(read.buffer);
   Status status;
   switch (read.kind) {
     case Read::Kind::kFrame:
@@ -131,6 +135,7 @@ void LoadHandle::State::FinishUnit(const Read& read, const GetResult& result) {
       status = FinishAssembly(read, result);
       break;
   }
+  if (trace) trace->AddRead(read.sent);
   if (!status.ok()) {
     if (read.tier + 1 == core->tiers_.size() || cancel->load()) return Fail(read.unit, std::move(status));
     Unstart(read.unit, read.tier + 1);

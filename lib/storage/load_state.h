@@ -23,6 +23,7 @@
 #include "lib/codec/piece_codec.h"
 #include "lib/storage/load_plan.h"
 #include "lib/storage/load_target.h"
+#include "lib/storage/load_trace.h"
 #include "lib/storage/manager_core.h"
 
 namespace terrace {
@@ -57,6 +58,7 @@ struct LoadHandle::State : std::enable_shared_from_this<LoadHandle::State> {
     BufferRef buffer;
     std::shared_ptr<PieceVerifier> verifier;
     std::vector<FrameRange> ranges;  // empty: the whole frame
+    LoadTrace::Clock::time_point sent{};
     uint64_t BytesOf(const LeaseItem& item) const;
   };
   // Reads that go to a backend in one call: at most kBatchBytes, or one. Used by the pumping thread alone.
@@ -80,6 +82,7 @@ struct LoadHandle::State : std::enable_shared_from_this<LoadHandle::State> {
   uint64_t first_whole_token = 0;  // see FirstWholeToken
   uint64_t window_bytes = 0;
   CancelFlag cancel = std::make_shared<std::atomic<bool>>(false);
+  std::unique_ptr<LoadTrace> trace;  // null: nobody listens
 
   // A leaf: nothing is called and no buffer dropped while it is held. Guards all below.
   mutable std::mutex mutex;

@@ -14,6 +14,7 @@ LoadHandle::State::~State() {
     new std::vector<Assembly>(std::move(assemblies));
     return;
   }
+  if (trace) trace->Record(core->traces_, report);
   if (room_notice != 0) core->pool_->CancelNotify(room_notice);
   if (core->loads_) core->loads_->Remove(this);
 }
@@ -58,20 +59,26 @@ void LoadHandle::State::CountTaken(size_t unit) {
 }
 
 void LoadHandle::State::Ready(size_t unit, BufferRef buffer, PayloadRange place) {
-  bool is_next;
+  bool is_next = false;
+  bool is_void;
   {
     std::lock_guard lock(mutex);
     Slot& slot = slots[unit];
-    if (IsVoid(unit)) {
+    is_void = IsVoid(unit);
+    if (is_void) {
       resident_bytes -= std::exchange(slot.charge, 0);
       slot.phase = Slot::Phase::kTaken;
-      return;  // `buffer` goes with the caller's frame, after the lock
+    } else {
+      slot.buffer = std::move(buffer);
+      slot.place = place;
+      slot.phase = Slot::Phase::kReady;
+      is_next = unit == next_take;
+      changed.notify_all();
     }
-    slot.buffer = std::move(buffer);
-    slot.place = place;
-    slot.phase = Slot::Phase::kReady;
-    is_next = unit == next_take;
-    changed.notify_all();
+  }
+  if (is_void) {
+    buffer.Reset();
+    return Pump();  // units of earlier objects may have waited for this one's room
   }
   if (is_next && !target.is_taken_by_caller()) PostDrain();
   core->loads_->WakeStarving(this);
@@ -105,8 +112,9 @@ void LoadHandle::State::Fail(size_t unit, Status status) {
     if (!IsVoid(unit)) EndAt({.item = units[unit].item, .unit = unit}, std::move(status), &dropped);
   }
   SetStarving(false, nullptr);
-  // What is left may be ready already: units of earlier objects.
+  // What is left, units of earlier objects, may be ready already, or have waited for this one's room.
   if (!target.is_taken_by_caller()) PostDrain();
+  Pump();
   ReleaseIfKept();
 }
 
@@ -157,8 +165,11 @@ void LoadHandle::State::Drain() {
     is_copying = true;
     lock.unlock();
     const LoadUnit& step = units[unit];
+    const LoadTrace::Clock::time_point begin =
+        trace ? LoadTrace::Clock::now() : LoadTrace::Clock::time_point{};
     target.Copy(step, items[step.item], buffer.frame().subspan(place.offset, place.length));
     buffer.Reset();
+    if (trace) trace->AddCopy(begin);
     lock.lock();
     is_copying = false;
     resident_bytes -= std::exchange(slot.charge, 0);

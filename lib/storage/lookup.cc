@@ -161,10 +161,6 @@ void ManagerCore::MatchAnew(Asked& asked, const TokenView& prompt, uint64_t max_
   NoteTouched(*lease);
 }
 
-TimePoint ManagerCore::LeaseDeadline() const {
-  return clock_->Now() + std::chrono::duration_cast<TimePoint::duration>(options_.lease_time);
-}
-
 void ManagerCore::CountLookup(const Lease::State& lease, const TokenView& prompt, uint64_t limit) {
   const uint64_t matched = lease.MatchedTokens();
   lookups_->Add();

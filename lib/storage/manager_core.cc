@@ -6,6 +6,7 @@
 
 #include "lib/base/check.h"
 #include "lib/base/status_macros.h"
+#include "lib/storage/guarded_callbacks.h"
 #include "lib/storage/load_registry.h"
 
 namespace terrace {
@@ -34,8 +35,12 @@ Result<std::shared_ptr<ManagerCore>> ManagerCore::Open(StorageOptions options, s
   auto core = std::shared_ptr<ManagerCore>(new ManagerCore(std::move(options)));
   const StorageOptions& set = core->options_;
   core->clock_ = set.clock != nullptr ? set.clock : Clock::Real();
-  core->log_ = set.log ? set.log : MakeStderrLogSink();
   core->metrics_ = set.metrics ? set.metrics : std::make_shared<MetricRegistry>();
+  core->callback_exceptions_ =
+      core->metrics_->GetCounter("terrace_manager_callback_exceptions_total",
+                                 "Exceptions that left a callback or executor of the caller");
+  core->log_ =
+      set.log ? GuardLogSink(set.log, core->metrics_, core->callback_exceptions_) : MakeStderrLogSink();
   TERRACE_ASSIGN_OR_RETURN(core->pool_, BufferPool::Create({.size_bytes = set.pool_bytes,
                                                             .huge_pages = set.huge_pages,
                                                             .numa_node = set.numa_node,
@@ -62,8 +67,6 @@ Result<std::shared_ptr<ManagerCore>> ManagerCore::Open(StorageOptions options, s
   core->lookup_misses_ = lookup_outcome("miss");
   core->prefetched_bytes_ = metrics.GetCounter("terrace_manager_prefetched_bytes_total",
                                                "Frame bytes that prefetches started to read");
-  core->callback_exceptions_ =
-      metrics.GetCounter("terrace_manager_callback_exceptions_total", "Thrown by callbacks of callers");
   core->traces_.Set(set.traces, core->callback_exceptions_);
   core->index_ = std::make_unique<ChunkIndex>(ChunkIndexOptions{
       .content_budget_bytes = set.index_bytes,
@@ -78,9 +81,9 @@ Result<std::shared_ptr<ManagerCore>> ManagerCore::Open(StorageOptions options, s
   } else {
     TERRACE_ASSIGN_OR_RETURN(core->executor_, MakeThreadPool(set.threads));
   }
-  core->strand_ = std::make_shared<Strand>(core->executor_);
+  core->strand_ = std::make_shared<Strand>(core->executor_, core->callback_exceptions_);
   core->loads_ = std::make_shared<LoadRegistry>(core->executor_, metrics);
-  core->copy_strand_ = std::make_shared<Strand>(core->executor_);
+  core->copy_strand_ = std::make_shared<Strand>(core->executor_, core->callback_exceptions_);
   core->reclaimer_ = std::make_unique<HostReclaimer>(*core);
   core->pool_->SetReclaimer(core->reclaimer_.get());
   return core;
@@ -105,7 +108,8 @@ Status ManagerCore::AttachTiers(std::vector<Tier> tiers) {
     if (!tiers[i].backend) return InvalidArgumentError("tier " + std::to_string(i) + " has no backend");
     TierState tier;
     tier.backend = std::move(tiers[i].backend);
-    tier.policy = tiers[i].policy ? std::move(tiers[i].policy) : MakeLruPolicy();
+    tier.policy =
+        tiers[i].policy ? GuardPolicy(std::move(tiers[i].policy), callback_exceptions_) : MakeLruPolicy();
     tier.capabilities = tier.backend->capabilities();
     tier.name = std::string(tier.backend->name());
     tier.answers_itself = tier.capabilities.supports_match;
@@ -132,6 +136,13 @@ Status ManagerCore::AttachTiers(std::vector<Tier> tiers) {
 }
 
 Status ManagerCore::RebuildIndex() {
+  Evictions evictions;
+  TERRACE_RETURN_IF_ERROR(ScanTiers(evictions));
+  SendEvictions(std::move(evictions));
+  return OkStatus();
+}
+
+Status ManagerCore::ScanTiers(Evictions& evictions) {
   std::lock_guard lock(mutex_);
   for (size_t t = 0; t < tiers_.size(); ++t) {
     if (!tiers_[t].capabilities.is_durable) continue;
@@ -144,13 +155,13 @@ Status ManagerCore::RebuildIndex() {
       }
       if (!roots_.Find(record.root)) roots_.Put(*spec, record);
     }
-    TERRACE_RETURN_IF_ERROR(ScanTier(t));
+    TERRACE_RETURN_IF_ERROR(ScanTier(t, evictions));
   }
-  DropUnreachable();
+  DropUnreachable(evictions);
   return OkStatus();
 }
 
-Status ManagerCore::ScanTier(size_t t) {
+Status ManagerCore::ScanTier(size_t t, Evictions& evictions) {
   std::vector<ScannedObject> found;
   std::string cursor;
   do {
@@ -161,16 +172,20 @@ Status ManagerCore::ScanTier(size_t t) {
   std::sort(found.begin(), found.end(), [](const ScannedObject& a, const ScannedObject& b) {
     return a.meta.generation < b.meta.generation;
   });
-  std::vector<ObjectId> useless;
+  uint64_t num_useless = 0;
+  const auto drop = [&](const ObjectId& id) {
+    ++num_useless;
+    QueueErase(id, t, evictions);
+  };
   for (ScannedObject& object : found) {
     const ObjectMeta& meta = object.meta;
     // The record's own identity is checked here, its bytes when they are read.
     if (!meta.content || TokenHasher::KeyOf(meta.parent, *meta.content) != object.id.key) {
-      useless.push_back(object.id);
+      drop(object.id);
       continue;
     }
     if (meta.first_token > UINT32_MAX || meta.frame_bytes / kFrameAlignment > UINT32_MAX) {
-      useless.push_back(object.id);
+      drop(object.id);
       continue;
     }
     IndexEntry& entry = index_->Add({.key = object.id.key,
@@ -192,14 +207,11 @@ Status ManagerCore::ScanTier(size_t t) {
     if (entry != nullptr && !entry->is_placeholder() && !entry->has_children())
       TouchUpwards(*entry, object.id.part, t);
   }
-  if (!useless.empty()) {
-    orphaned_records_->Add(useless.size());
-    tiers_[t].backend->Erase(std::move(useless), EraseMode::kEvict, [](std::span<const Status>) {});
-  }
+  orphaned_records_->Add(num_useless);
   return OkStatus();
 }
 
-void ManagerCore::DropUnreachable() {
+void ManagerCore::DropUnreachable(Evictions& evictions) {
   std::vector<std::pair<ChunkKey, ObjectPart>> lost;
   index_->ForEach([&](IndexEntry& entry) {
     for (const ObjectPresence& object : entry.objects) {
@@ -210,18 +222,11 @@ void ManagerCore::DropUnreachable() {
       }
     }
   });
-  Evictions evictions;
   const uint64_t before = unreachable_->value();
   for (const auto& [parent, part] : lost) {
     if (const IndexEntry* entry = index_->Find(parent)) CascadeUnreachable(*entry, part, evictions);
   }
   orphaned_records_->Add(unreachable_->value() - before);
-  for (size_t t = 0; t < evictions.by_tier.size(); ++t) {
-    std::vector<ObjectId>& ids = evictions.by_tier[t];
-    tiers_[t].erasing.clear();  // nothing is written before Open returns
-    if (!ids.empty())
-      tiers_[t].backend->Erase(std::move(ids), EraseMode::kEvict, [](std::span<const Status>) {});
-  }
 }
 
 bool ManagerCore::IsForkedChild() const { return getpid() != owner_pid_; }
@@ -229,6 +234,11 @@ bool ManagerCore::IsForkedChild() const { return getpid() != owner_pid_; }
 Status ManagerCore::CheckNotForked() const {
   if (!IsForkedChild()) return OkStatus();
   return FailedPreconditionError("the process was forked after Open; open a manager of its own");
+}
+
+TimePoint ManagerCore::DeadlineIn(Duration time) const {
+  const TimePoint now = clock_->Now();
+  return time < kNoDeadline - now ? now + time : kNoDeadline;
 }
 
 Status ManagerCore::CheckOpen() const {

@@ -130,10 +130,10 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
   Status AttachTiers(std::vector<Tier> tiers);
   void SetBudgets();
   Status RebuildIndex();
-  Status ScanTier(size_t tier);
-  void DropUnreachable();
   // Without a lock: a fork copies locks that other threads held, and nobody in the child gives them back.
   Status CheckNotForked() const;
+  // By the injected clock; what is too far away to be said is never.
+  TimePoint DeadlineIn(Duration time) const;
   Status CheckOpen() const;
   void KeepRoot(const RootRecord& record);
   bool HasHostTier() const { return !tiers_.empty() && tiers_[0].capabilities.supports_borrow; }
@@ -163,6 +163,10 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
     std::vector<std::vector<ObjectId>> by_tier;
   };
   void QueueErase(const ObjectId& id, size_t tier, Evictions& out);
+  // manager_core.cc: what durable tiers hold, at Open, and what of it is of no use.
+  Status ScanTiers(Evictions& out);
+  Status ScanTier(size_t tier, Evictions& out);
+  void DropUnreachable(Evictions& out);
   bool EvictObject(IndexEntry& entry, ObjectPart part, size_t tier, Unless unless, Evictions& out);
   void CascadeUnreachable(const IndexEntry& parent, ObjectPart part, Evictions& out);
   void EvictSuperseded(IndexEntry& longer, size_t tier, Evictions& out);
@@ -186,7 +190,7 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
                      const std::shared_ptr<Lease::State>& lease);
   void MatchAnew(Asked& asked, const TokenView& prompt, uint64_t max_tokens,
                  const std::shared_ptr<Lease::State>& lease);
-  TimePoint LeaseDeadline() const;
+  TimePoint LeaseDeadline() const { return DeadlineIn(options_.lease_time); }
   void DropPins();
   // With mutex_ held: pins end for what was erased.
   void ForgetPins(const absl::flat_hash_set<ChunkKey, DigestHash>& erased);
@@ -214,7 +218,7 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
   void RecordRemote(const Lease::State& lease, const RemoteQuestion& question, const Status& status);
 
   // load.cc
-  std::shared_ptr<LoadHandle::State> NewLoad(const Lease& lease, TokenRange range);
+  std::shared_ptr<LoadHandle::State> NewLoad(const Lease& lease, TokenRange range, TraceKind kind);
   // Checks what is asked for and fills items, target and order.
   Status PlanLoad(LoadHandle::State& load, TokenRange range, const LoadSink& sink, LoadOrder order);
   // With items, target and order set. `keep`: it lives until it is done, or Close.
@@ -257,6 +261,7 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
   static Status CheckRange(const RootState& root, const TokenView& prompt, TokenRange range);
   ChunkKey KeyOfTail(const Asked& asked, const TokenView& prompt, TokenRange tokens) const;
   Status PrepareOne(const StoreRequest& request, const PayloadSizes& sizes, PrepareResult& out);
+  Result<uint64_t> AskSize(const PayloadSizes& sizes, TokenRange tokens, ObjectPart part);
   enum class Claim { kPresent, kClaimed, kNoParent };
   Claim ClaimStore(const StoreRequest& request, uint64_t store_id, Evictions& evictions);
   // Of every object that is being stored, the store that does it.
@@ -265,7 +270,8 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
   Result<BufferRef> AllocateFrame(FrameHeader& header);
   void Abandon(const ObjectId& id, uint64_t store_id);
   void EndStoring(IndexEntry& entry, ObjectPart part);
-  void PostPublish(std::shared_ptr<WritableChunk::State> chunk);
+  // `ticket`: of the Store that it is a part of; 0: one of its own.
+  void PostPublish(std::shared_ptr<WritableChunk::State> chunk, uint64_t ticket);
   void SealAndPublish(WritableChunk::State& chunk);
   void Publish(WritableChunk::State& chunk, Evictions& evictions);
   bool PutInHost(const ObjectId& id, const BufferRef& buffer, const ObjectMeta& meta);
@@ -274,6 +280,7 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
   friend struct StoreHandle::State;
   void CopyAndCommit(const std::shared_ptr<StoreHandle::State>& store);
   struct ViewChunk;  // one chunk of a Store of views
+  struct SourceEnd;
   Status CopyOne(StoreHandle::State& store, const ViewChunk& chunk, const PromptSlice& content,
                  size_t view_index, StoreReport& report);
 

@@ -191,9 +191,14 @@ void ManagerCore::EvictSuperseded(IndexEntry& longer, size_t tier, Evictions& ou
 uint64_t ManagerCore::EvictColdest(size_t tier, Evictions& out) {
   ApplyTouches();
   while (true) {
-    const std::optional<ObjectId> victim =
-        tiers_[tier].policy->Victim([&](const ObjectId& id) { return MayEvict(id, tier); });
-    if (!victim) return 0;
+    std::optional<ObjectId> allowed;
+    const std::optional<ObjectId> victim = tiers_[tier].policy->Victim([&](const ObjectId& id) {
+      if (!MayEvict(id, tier)) return false;
+      allowed = id;
+      return true;
+    });
+    // A policy that names what it did not ask for, or was told not to, has nothing to say.
+    if (!victim || victim != allowed) return 0;
     IndexEntry* entry = index_->Find(victim->key);
     const uint64_t bytes = entry->Find(victim->part)->frame_bytes() + kTierPageBytes;
     // A lookup may have pinned it since it was found; then it is asked for no more.

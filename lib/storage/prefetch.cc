@@ -10,7 +10,7 @@ Result<uint64_t> ManagerCore::Prefetch(const ChunkKey& root, const TokenView& pr
   TERRACE_ASSIGN_OR_RETURN(const Lease lease, Lookup(root, prompt, options));
   if (!HasHostTier()) return uint64_t{0};
   const TokenRange range{0, lease.matched_tokens()};
-  std::shared_ptr<LoadHandle::State> load = NewLoad(lease, range);
+  std::shared_ptr<LoadHandle::State> load = NewLoad(lease, range, TraceKind::kPrefetch);
   load->target = LoadTarget::Nowhere();
   uint64_t bytes = 0;
   for (const LeaseItem& item : load->lease->Items()) {

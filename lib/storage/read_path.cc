@@ -72,6 +72,7 @@ void ManagerCore::FinishRead(const LeaseItem& item, size_t tier, const BufferRef
     PromoteToHost(item, tier, buffer, erasures);
     return;
   }
+  if (status.code() == StatusCode::kCancelled) return;  // the caller's doing
   tiers_[tier].load_failures->Add();
   if (status.code() == StatusCode::kDataLoss || status.code() == StatusCode::kNotFound) {
     if (status.code() == StatusCode::kDataLoss) {

@@ -116,8 +116,7 @@ void ManagerCore::AskRemote(const std::shared_ptr<Lease::State>& lease, const As
   question->parent = question->first_chunk == 0 ? asked.root->root : keys[question->first_chunk - 1];
   question->content = SliceContent(prompt, {question->first_chunk * chunk_tokens, limit});
   PrefixQuery query = QueryOf(*question);
-  const TimePoint now = clock_->Now();
-  query.deadline = options.remote_deadline < kNoDeadline - now ? now + options.remote_deadline : kNoDeadline;
+  query.deadline = DeadlineIn(options.remote_deadline);
   query.lease = options_.lease_time;
   {
     std::lock_guard lock(lease->mutex);
@@ -196,13 +195,17 @@ void ManagerCore::OnRemoteMatch(const std::shared_ptr<Lease::State>& lease, cons
     executor = executor_;
   }
   if (!executor) return;
-  executor->Post([core = shared_from_this(), call = question.on_remote, matched_tokens] {
-    try {
-      call(matched_tokens);
-    } catch (...) {
-      core->callback_exceptions_->Add();
-    }
-  });
+  try {
+    executor->Post([core = shared_from_this(), call = question.on_remote, matched_tokens] {
+      try {
+        call(matched_tokens);
+      } catch (...) {
+        core->callback_exceptions_->Add();
+      }
+    });
+  } catch (...) {  // of the executor: it must not reach the backend's thread
+    callback_exceptions_->Add();
+  }
 }
 
 void ManagerCore::RecordRemote(const Lease::State& lease, const RemoteQuestion& question,

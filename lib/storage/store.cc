@@ -91,6 +91,19 @@ Result<PrepareResult> ManagerCore::Prepare(uint64_t request_id, const ChunkKey& 
   return out;
 }
 
+// What the caller's callback throws ends the call as a Status.
+Result<uint64_t> ManagerCore::AskSize(const PayloadSizes& sizes, TokenRange tokens, ObjectPart part) {
+  std::string why = "the size callback threw";
+  try {
+    return sizes(tokens, part);
+  } catch (const std::exception& error) {
+    why.append(": ").append(error.what());
+  } catch (...) {
+  }
+  callback_exceptions_->Add();
+  return InternalError(why);
+}
+
 Status ManagerCore::PrepareOne(const StoreRequest& request, const PayloadSizes& sizes, PrepareResult& out) {
   PreparedChunk prepared{.id = request.id, .tokens = request.tokens};
   uint64_t store_id;
@@ -118,7 +131,7 @@ Status ManagerCore::PrepareOne(const StoreRequest& request, const PayloadSizes& 
   chunk->id = request.id;
   chunk->tokens = request.tokens;
   chunk->store_id = store_id;
-  TERRACE_ASSIGN_OR_RETURN(const uint64_t payload_bytes, sizes(request.tokens, request.id.part));
+  TERRACE_ASSIGN_OR_RETURN(const uint64_t payload_bytes, AskSize(sizes, request.tokens, request.id.part));
   FrameHeader& header = chunk->header;
   header.root = request.root.root;
   header.parent = request.parent;
@@ -175,7 +188,10 @@ ManagerCore::Claim ManagerCore::ClaimStore(const StoreRequest& request, uint64_t
     }
   }
   const bool needs_parent = request.tokens.begin > 0 && request.root.RuleOf(part.group) != Retention::kState;
-  if (needs_parent && !IsReachableFrom(index_->Find(request.parent), part, 0, true)) return Claim::kNoParent;
+  if (needs_parent && !IsReachableFrom(index_->Find(request.parent), part, 0, true)) {
+    RemoveIfEmpty(request.id.key);  // of another division, evicted above
+    return Claim::kNoParent;
+  }
   IndexEntry* entry = index_->Find(request.id.key);
   if (entry == nullptr || entry->is_placeholder() || !entry->content) {
     entry = &index_->Add({.key = request.id.key,
@@ -236,15 +252,16 @@ void ManagerCore::Commit(std::vector<WritableChunk> chunks) {
   for (WritableChunk& chunk : chunks) {
     if (!chunk.state() || chunk.state()->core.get() != this) continue;
     std::unique_ptr<WritableChunk::State> state = std::move(chunk.state());
-    if (CheckOpen().ok()) PostPublish(std::move(state));
+    if (CheckOpen().ok()) PostPublish(std::move(state), 0);
   }
 }
 
-void ManagerCore::PostPublish(std::shared_ptr<WritableChunk::State> chunk) {
+void ManagerCore::PostPublish(std::shared_ptr<WritableChunk::State> chunk, uint64_t ticket) {
   {
     std::lock_guard lock(mutex_);
     if (closed_) return;
-    chunk->ticket = next_id_++;
+    // What a Flush waits for that came after the Store was called, and before its copy.
+    chunk->ticket = ticket != 0 ? ticket : next_id_++;
     tickets_.insert(chunk->ticket);
   }
   auto end = std::make_shared<TicketEnd>(shared_from_this(), chunk->ticket);

@@ -1,6 +1,7 @@
 // Store of views: the call takes down what is to be stored, the executor copies it out of the engine's pages
 // and commits it chunk by chunk.
 #include <algorithm>
+#include <utility>
 
 #include "lib/base/status_macros.h"
 #include "lib/codec/paged_copy.h"
@@ -42,18 +43,25 @@ void StoreHandle::State::Free() {
   }
 }
 
-namespace {
-
-// Frees the source whatever becomes of the work: run, thrown, or dropped unrun by an executor that ended.
-struct SourceEnd {
+// Frees the source, and the store's place among those that wait, whatever becomes of the work: run, thrown,
+// or dropped unrun by an executor that ended.
+struct ManagerCore::SourceEnd {
   explicit SourceEnd(std::shared_ptr<StoreHandle::State> s) : store(std::move(s)) {}
   SourceEnd(const SourceEnd&) = delete;
   SourceEnd& operator=(const SourceEnd&) = delete;
-  ~SourceEnd() { store->Free(); }
-  std::shared_ptr<StoreHandle::State> store;
+  ~SourceEnd() {
+    StopWaiting();
+    store->Free();
+  }
+  // The copy begins, or never will.
+  void StopWaiting() {
+    if (!std::exchange(is_waiting, false)) return;
+    std::lock_guard lock(store->core->mutex_);
+    --store->core->view_stores_;
+  }
+  const std::shared_ptr<StoreHandle::State> store;
+  bool is_waiting = true;
 };
-
-}  // namespace
 
 Result<StoreHandle> ManagerCore::Store(const ChunkKey& root_key, const TokenView& prompt, TokenRange range,
                                        std::span<const PagedKvView> views, const StoreOptions& options) {
@@ -108,15 +116,14 @@ Result<StoreHandle> ManagerCore::Store(const ChunkKey& root_key, const TokenView
   }
   copy_strand_->Post([core = shared_from_this(), store,
                       ticket = std::make_shared<TicketEnd>(shared_from_this(), store->ticket),
-                      end = std::make_shared<SourceEnd>(store)] { core->CopyAndCommit(store); });
+                      end = std::make_shared<SourceEnd>(store)] {
+    end->StopWaiting();
+    core->CopyAndCommit(store);
+  });
   return StoreHandle(std::move(store));
 }
 
 void ManagerCore::CopyAndCommit(const std::shared_ptr<StoreHandle::State>& store) {
-  {
-    std::lock_guard lock(mutex_);
-    --view_stores_;
-  }
   RequestTracer tracer(traces_, TraceKind::kStore);
   StoreReport report;
   const TokenView prompt(store->tokens, store->items);
@@ -166,8 +173,7 @@ Status ManagerCore::CopyOne(StoreHandle::State& store, const ViewChunk& chunk, c
   TERRACE_RETURN_IF_ERROR(
       GatherLayers({layout, view, chunk.tokens}, chunk.tokens, {0, layout.num_layers()}, writable.payload()));
   store.copied_bytes += writable.payload().size();
-  // This store's own ticket keeps Close from finishing before it is posted.
-  PostPublish(std::move(writable.state()));
+  PostPublish(std::move(writable.state()), store.ticket);
   ++report.stored_objects;
   return OkStatus();
 }

@@ -2,6 +2,18 @@
 
 namespace terrace {
 
+// One drain that an executor was given. Notices that it will never run.
+struct Strand::Turn {
+  explicit Turn(std::shared_ptr<Strand> s) : strand(std::move(s)) {}
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+  ~Turn() {
+    if (!has_run) strand->TurnWasDropped();
+  }
+  std::shared_ptr<Strand> strand;
+  bool has_run = false;
+};
+
 void Strand::Post(std::function<void()> work) {
   std::shared_ptr<Executor> executor;
   {
@@ -12,7 +24,27 @@ void Strand::Post(std::function<void()> work) {
     running_ = true;
     executor = executor_;
   }
-  executor->Post([self = shared_from_this()] { self->Drain(); });
+  PostTurn(*executor);
+}
+
+void Strand::PostTurn(Executor& executor) {
+  auto turn = std::make_shared<Turn>(shared_from_this());
+  try {
+    executor.Post([turn] {
+      turn->has_run = true;
+      turn->strand->Drain();
+    });
+  } catch (...) {
+    exceptions_->Add();
+  }
+}
+
+// Nobody else would run the queue: `running_` was set for this turn.
+void Strand::TurnWasDropped() {
+  std::deque<std::function<void()>> dropped;  // ends outside the lock
+  std::lock_guard lock(mutex_);
+  running_ = false;
+  dropped.swap(queue_);
 }
 
 void Strand::Stop() {
@@ -51,7 +83,7 @@ void Strand::Drain() {
       // Stopped: nobody is left to run the rest elsewhere.
       const std::shared_ptr<Executor> executor = this->executor();
       if (!executor) continue;
-      executor->Post([self = shared_from_this()] { self->Drain(); });
+      PostTurn(*executor);
       throw;
     }
   }

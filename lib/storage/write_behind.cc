@@ -82,7 +82,7 @@ void ManagerCore::PumpWrites(size_t t) {
       op.id = job->id;
       op.frame = job->frame;
       op.meta = job->meta;
-      op.deadline = clock_->Now() + std::chrono::duration_cast<TimePoint::duration>(options_.io_deadline);
+      op.deadline = DeadlineIn(options_.io_deadline);
       std::vector<PutOp> ops;
       ops.push_back(std::move(op));
       tier.backend->Put(std::move(ops), [core = shared_from_this(), t, job](std::span<const Status> results) {

@@ -229,7 +229,8 @@ TEST(ChunkIndexTest, AnEntryIsSmall) {
   const uint64_t full = index.structure_bytes();
   EXPECT_LE((full - empty) / num_entries, 142u);
   for (uint64_t n = num_entries; n > 0; --n) {
-    if (IndexEntry* entry = index.Find(KeyNumber(n))) index.RemoveIfUnused(*entry);  // else it went with a child
+    if (IndexEntry* entry = index.Find(KeyNumber(n)))
+      index.RemoveIfUnused(*entry);  // else it went with a child
   }
   EXPECT_EQ(index.size(), 0u);
   for (uint64_t n = 1; n <= num_entries; ++n) {
@@ -241,8 +242,9 @@ TEST(ChunkIndexTest, AnEntryIsSmall) {
 // Keys of a small family: a root, chunks under it, and chunks under those.
 struct Family {
   static constexpr uint64_t kChunks = 64;
+  static constexpr uint64_t kParents = 8;  // the first, of the others
   static ChunkKey Key(uint64_t n) { return KeyNumber(1000 + n); }
-  static ChunkKey Parent(uint64_t n) { return n < 8 ? KeyNumber(1) : Key(n % 8); }
+  static ChunkKey Parent(uint64_t n) { return n < kParents ? KeyNumber(1) : Key(n % kParents); }
   static ChunkContent Content(uint64_t n) { return {{static_cast<Token>(n % 3), static_cast<Token>(n)}, {}}; }
 };
 
@@ -307,7 +309,7 @@ TEST(ChunkIndexTest, ReadersGoOnWhileTheOwnerChanges) {
   is_done = true;
   for (std::thread& reader : readers) reader.join();
   EXPECT_GT(drops.value(), 0u);
-  for (uint64_t n = 0; n < Family::kChunks; ++n) {
+  for (uint64_t n = Family::kChunks; n-- > 0;) {  // children first
     IndexEntry* entry = index.Find(Family::Key(n));
     if (entry == nullptr || entry->is_placeholder()) continue;
     EXPECT_EQ(entry->holds, 0u);
@@ -320,8 +322,8 @@ TEST(ChunkIndexTest, ReadersGoOnWhileTheOwnerChanges) {
 }
 
 TEST(ChunkIndexTest, DifferentKeysAreAddedAndRemovedAtOnce) {
-  // Each thread has chunks of its own, under parents that all share: chunks and placeholders come and go
-  // under each other's hands, and the sweep takes content of anyone's.
+  // Each thread has chunks of its own, under placeholders that all share and that come and go with them; the
+  // sweep takes content of anyone's.
   const uint64_t budget = 20 * PackedContent::Make(Family::Content(0))->size_bytes();
   ChunkIndex index({.content_budget_bytes = budget});
   constexpr uint64_t kThreads = 3;
@@ -336,7 +338,8 @@ TEST(ChunkIndexTest, DifferentKeysAreAddedAndRemovedAtOnce) {
         EXPECT_FALSE(index.Visit(Family::Key(n), [](IndexEntry&) {}));
       };
       for (size_t step = 0; step < 30000 / kScale; ++step) {
-        const uint64_t n = random() % (Family::kChunks / kThreads) * kThreads + t;
+        constexpr uint64_t kOwn = (Family::kChunks - Family::kParents) / kThreads;
+        const uint64_t n = Family::kParents + random() % kOwn * kThreads + t;
         if (mine.contains(n) && random() % 2 == 0) {
           remove(n);
         } else {

@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "tests/storage/load_fixture.h"
+#include "tests/support/step_executor.h"
 
 namespace terrace {
 namespace {
@@ -165,6 +166,25 @@ TEST(LoadLayerTest, CancelAtEachStageLeavesMemoryAndPoolAlone) {
     EXPECT_EQ(f.manager->Stats().active_leases, 0u);
     EXPECT_EQ(f.manager->Stats().pool_used_bytes, f.manager->Stats().tiers[0].used_bytes);
   }
+}
+
+// The window has room for one step at a time, so what is left waits for the step that fails.
+TEST(LoadLayerTest, AFailureDoesNotStopTheChunksBeforeIt) {
+  LoadFixture f;
+  f.options.load_window_bytes = 1;
+  f.Begin(2 * kTestChunk);
+  f.Corrupt(1, 0);
+  const auto steps = std::make_shared<StepExecutor>();
+  f.options.executor = steps;
+  f.Open(f.spec);
+  steps->RunAll();
+  const Lease lease = f.Look();
+  SinkMemory memory(2, kWidePayload);
+  const LoadHandle handle = LoadByLayer(f, lease, memory);
+  steps->RunAll();  // no caller waits, which would start what is next
+  EXPECT_EQ(handle.report().status.code(), StatusCode::kDataLoss);
+  EXPECT_EQ(handle.report().loaded_tokens, kTestChunk);
+  EXPECT_TRUE(LayersAreRight(f, memory, 0, 0, kWideLayers));
 }
 
 TEST(LoadLayerTest, NeedsCanonicalPayloadsAndASink) {

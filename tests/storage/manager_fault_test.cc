@@ -37,6 +37,8 @@ void RunRandomOperations(ManagerFixture& f, uint64_t seed, int steps) {
       case 1:
       case 2:
         f.Store(tokens);
+        // So that loads find it, however fast the executor is.
+        if (random() % 4 > 0) f.manager->Flush(Clock::Real()->Now() + std::chrono::seconds(20)).IgnoreError();
         break;
       case 3:
       case 4:

@@ -328,6 +328,43 @@ TEST(ManagerReviewTest, AWriteWaitsForTheEraseOfTheSameObject) {
   }
 }
 
+TEST(ManagerReviewTest, AWriteWaitsForTheEraseThatOpeningBegan) {
+  ManagerFixture f;
+  auto gate = std::make_shared<HeldErases::Gate>();
+  f.wrap_disk = [&](std::unique_ptr<Backend> base) {
+    return std::make_unique<HeldErases>(std::move(base), gate);
+  };
+  f.Open();
+  const std::vector<Token> prompt = TestTokens(2 * kTestChunk);
+  f.Store(prompt);
+  ASSERT_TRUE(f.manager->Close().ok());
+  // The first chunk is lost, and with it the second one; what opening erases takes its time.
+  ASSERT_EQ(f.platters->objects.erase({KeyOfChunk(f, prompt, 0), {}}), 1u);
+  gate->holding = true;
+  f.Open();
+  EXPECT_EQ(f.Match(prompt), 0u);
+  EXPECT_EQ(f.Store(prompt), 2u);
+  while (f.manager->Stats().stored_objects < 2u) std::this_thread::yield();
+  gate->holding = false;
+  EXPECT_EQ(gate->Release(), 1u);
+  ASSERT_TRUE(f.manager->Flush().ok());
+  EXPECT_EQ(f.platters->objects.size(), 2u) << "it was written, then erased behind its back";
+  EXPECT_EQ(f.manager->Stats().tiers[1].objects, 2u);
+}
+
+TEST(ManagerReviewTest, TimesThatNeverEndAreNoSumThatOverflows) {
+  ManagerFixture f;
+  f.options.lease_time = f.options.io_deadline = Duration::max();
+  f.Open();
+  const std::vector<Token> prompt = TestTokens(2 * kTestChunk);
+  EXPECT_EQ(f.Store(prompt), 2u);
+  ASSERT_TRUE(f.manager->Flush().ok());
+  const Result<Lease> lease = f.manager->Lookup(f.root, prompt, {.request_id = 1});
+  f.clock.Advance(std::chrono::hours(24));
+  EXPECT_TRUE(lease->is_protected());
+  EXPECT_EQ(f.LoadAll(prompt), prompt.size());
+}
+
 TEST(ManagerReviewTest, AnAbandonedParentTakesTheChildrenThatWereCommittedBeforeIt) {
   ManagerFixture f;
   f.Open();
@@ -397,9 +434,7 @@ TEST(ManagerReviewTest, WorkThatAnExecutorDropsDoesNotHangFlushAndClose) {
   *dropping = true;
   Result<PrepareResult> prepared = PrepareAll(f, TestTokens(kTestChunk), {0, kTestChunk}, kTestPayload);
   CommitAll(f, *prepared);
-  // The strand holds what it queued; a Close that gives up lets go of it.
-  EXPECT_EQ(f.manager->Flush(std::chrono::steady_clock::now()).code(), StatusCode::kDeadlineExceeded);
-  EXPECT_EQ(f.manager->Close(std::chrono::steady_clock::now()).code(), StatusCode::kDeadlineExceeded);
+  EXPECT_TRUE(f.manager->Flush().ok());
   EXPECT_TRUE(f.manager->Close().ok());
   EXPECT_EQ(f.manager->Stats().pool_used_bytes, 0u);
 }

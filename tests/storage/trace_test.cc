@@ -147,6 +147,43 @@ TEST(TraceTest, StoresLoadsAndErases) {
   EXPECT_EQ(trace.outcome, StatusCode::kOk);
 }
 
+TEST(TraceTest, ALoadTellsWhenItEnds) {
+  ManagerFixture f;
+  const auto sink = std::make_shared<KeepingSink>();
+  f.options.traces = sink;
+  f.Open();
+  const std::vector<Token> prompt = Seeded(3, 1);
+  EXPECT_EQ(f.Store(prompt), 3u);
+  ASSERT_TRUE(f.manager->Flush().ok());
+  f.Open();  // nothing is in the host tier
+  sink->Take();
+  LoadReport report;
+  EXPECT_EQ(f.LoadAll(prompt, {}, &report), prompt.size());
+  std::vector<RequestTrace> traces = sink->Take();
+  ASSERT_EQ(traces.size(), 2u) << "the lookup's and the load's";
+  const RequestTrace& load = traces[1];
+  EXPECT_EQ(load.kind, TraceKind::kLoad);
+  EXPECT_EQ(load.root, f.root);
+  EXPECT_EQ(load.planned_tokens, prompt.size());
+  EXPECT_EQ(load.done_tokens, prompt.size());
+  EXPECT_EQ(load.bytes, 3 * kTestPayload);
+  EXPECT_EQ(load.matched_by_tier, (std::vector<uint64_t>{0, prompt.size()}));
+  EXPECT_TRUE(load.why_not.empty());
+  ASSERT_EQ(load.steps.size(), 3u);
+  EXPECT_STREQ(load.steps[0].name, "read");
+  EXPECT_STREQ(load.steps[2].name, "total");
+
+  Result<Lease> lease = f.manager->Lookup(f.root, prompt);
+  ASSERT_TRUE(lease.ok());
+  sink->Take();
+  { LoadHandle cancelled = f.manager->Load(*lease, {0, prompt.size()}); }
+  traces = sink->Take();
+  ASSERT_EQ(traces.size(), 1u);
+  EXPECT_EQ(traces[0].outcome, StatusCode::kCancelled);
+  EXPECT_LT(traces[0].done_tokens, prompt.size());
+  EXPECT_FALSE(traces[0].why_not.empty());
+}
+
 TEST(TraceTest, StoresOfViews) {
   ManagerFixture f;
   const auto sink = std::make_shared<KeepingSink>();
