@@ -232,7 +232,9 @@ IndexResult MeasureKeys(ChunkIndex& index, BareMap& map, Population& population,
   for (int i = 0; i < options.repetitions; ++i) {
     std::vector<std::vector<Operation>> drawn;
     for (int t = 0; t < threads; ++t) {
-      drawn.push_back(population.Draw(options.operations, is_mixed ? 1 : 0, random));
+      // No more than half of what there is is ever drawn anew.
+      const uint64_t operations = std::min(options.operations, options.entries / 2);
+      drawn.push_back(population.Draw(operations, is_mixed ? 1 : 0, random));
     }
     probe.push_back(Time(drawn, [&](const auto& operations) { RunBare(map, operations); }));
     library.push_back(Time(drawn, [&](const auto& operations) {

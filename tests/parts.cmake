@@ -13,7 +13,7 @@ terrace_test(core_test SOURCES core/identity_test.cc core/frame_test.cc core/hos
 terrace_test(manager_test TIMEOUT 900 SOURCES storage/manager_test.cc storage/manager_fault_test.cc storage/manager_review_test.cc storage/nvme_stack_test.cc
              storage/throwing_backend_test.cc storage/callback_fault_test.cc storage/peek_pin_test.cc storage/lease_test.cc storage/remote_match_test.cc
              storage/remote_load_test.cc storage/load_layer_test.cc storage/load_sink_test.cc
-             storage/load_window_test.cc storage/store_views_test.cc storage/erase_by_test.cc storage/trace_test.cc
+             storage/load_window_test.cc storage/store_views_test.cc storage/erase_by_test.cc storage/trace_test.cc storage/shards_test.cc
              support/fault_backend.cc support/match_backend.cc support/memory_disk.cc support/throwing_backend.cc
              LINK nlohmann_json::nlohmann_json)
 terrace_test(model_test TIMEOUT 600 SOURCES model/model_test.cc model/manager_model.cc model/model_match.cc model/model_events.cc

@@ -1,6 +1,5 @@
 // terrace: the program of operators and performance engineers.
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <functional>

@@ -3,14 +3,13 @@
 //
 // What is true whenever mutex_ is free:
 //   - an entry is in the index exactly while one of its objects lies in a tier, is being written to one or is
-//     being stored, or while a lease or pin holds it;
+//     being stored, while a lease or pin holds it, or while something hangs below it;
 //   - an object's bit for the host tier is set exactly while the host backend holds it (host calls complete
 //     inline, under mutex_); its bit for another tier is set after that backend's Put succeeded and cleared
 //     before its Erase is sent;
 //   - each tier's policy knows exactly the objects that have the tier's bit;
 //   - an object's bit is not cleared by an eviction while a pin for that tier protects it. Lookups pin
-//   without
-//     mutex_, so an eviction checks and clears in one step under the entry's own lock.
+//     without mutex_, so an eviction checks and clears in one step under the entry's own lock.
 //
 // Lock order: mutex_, then one of: a shard of the index (and in it the RootTable's), the host backend's own,
 // the pool's, the PinTable's (and in it a shard). The LeaseTable's mutex is never taken under mutex_, nor
@@ -41,6 +40,7 @@
 #include "lib/storage/root_table.h"
 #include "lib/storage/shared_state.h"
 #include "lib/storage/strand.h"
+#include "lib/storage/tier_state.h"
 #include "lib/storage/touch_log.h"
 #include "terrace/storage_manager.h"
 #include "terrace/token_hasher.h"
@@ -48,37 +48,10 @@
 namespace terrace {
 
 struct RemoteQuestion;
-
 class LoadRegistry;
 
 class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
  public:
-  struct TierState {
-    std::unique_ptr<Backend> backend;
-    std::unique_ptr<EvictionPolicy> policy;
-    Capabilities capabilities;
-    std::string name;
-    uint64_t objects = 0;
-    bool answers_itself = false;  // a remote store: no presence is kept of it, nothing is evicted from it
-    std::deque<std::shared_ptr<WriteJob>> writes;  // parents first; front is published first
-    std::deque<std::shared_ptr<WriteJob>> queued;  // of those, the ones not yet sent
-    uint64_t inflight_bytes = 0;
-    // Erases that were decided and are not done: a write of the same object waits for them, or it would be
-    // sent first and erased behind its back.
-    absl::flat_hash_map<ObjectId, uint32_t, ObjectIdHash> erasing;
-    // Evictions that failed: the bytes may still be there, and would come back at the next open. The next
-    // Erase names them too. At most kMaxFailedEvictions, the oldest forgotten.
-    std::deque<ObjectId> failed_evictions;
-    uint32_t clearing = 0;    // the same of everything
-    bool is_pumping = false;  // one thread sends writes; others leave it word
-    bool pump_again = false;
-    Counter* hits = nullptr;
-    Counter* evictions = nullptr;
-    Counter* corrupt = nullptr;
-    Counter* load_failures = nullptr;
-    Counter* write_failures = nullptr;
-  };
-
   static Result<std::shared_ptr<ManagerCore>> Open(StorageOptions options, std::vector<Tier> tiers);
   ~ManagerCore();
 
