@@ -150,7 +150,9 @@ class HeldReadsTest : public FaultyStoreTest {
   // Fetch returns while the store still holds its reads from the `passed`-th on.
   void ExpectGivenUp(size_t passed) {
     HeldBackend* held = nullptr;
-    const auto store = Open({.directory = directory_.path(), .wrap_nvme = WrapIn(&held)});
+    // One chunk per call of the store: small ones would be read together.
+    const auto store =
+        Open({.load_window_bytes = 1, .directory = directory_.path(), .wrap_nvme = WrapIn(&held)});
     ASSERT_NE(store, nullptr);
     LlamaCacheOptions options;
     options.load_deadline = std::chrono::seconds(2);  // long enough for what is not held, on any machine

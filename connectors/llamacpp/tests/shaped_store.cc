@@ -19,6 +19,7 @@ Status AddTier(Result<std::unique_ptr<Backend>> backend, const WrapBackend& wrap
 Result<std::shared_ptr<StorageManager>> OpenShaped(const StoreShape& shape) {
   StorageOptions options;
   options.pool_bytes = shape.pool_bytes;
+  options.load_window_bytes = shape.load_window_bytes;
   options.huge_pages = false;
   options.log = MakeNullLogSink();
   std::vector<Tier> tiers;

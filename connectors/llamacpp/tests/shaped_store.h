@@ -19,6 +19,7 @@ using WrapBackend = std::function<std::unique_ptr<Backend>(std::unique_ptr<Backe
 
 struct StoreShape {
   uint64_t pool_bytes = uint64_t{64} << 20;
+  uint64_t load_window_bytes = 0;      // as StorageOptions has it; 1: one chunk after another
   std::optional<uint64_t> host_bytes;  // no host tier without
   std::filesystem::path directory;     // empty: no NVMe tier
   uint64_t nvme_bytes = uint64_t{96} << 20;
