@@ -7,6 +7,7 @@
 #include "lib/storage/manager_core.h"
 
 namespace terrace {
+
 Result<ManagerCore::Asked> ManagerCore::Ask(uint64_t request_id, const ChunkKey& root_key,
                                             const TokenView& prompt, std::span<const ObjectPart> parts) {
   TERRACE_RETURN_IF_ERROR(CheckNotForked());
