@@ -31,6 +31,11 @@ Result<ManagerCore::Asked> ManagerCore::Ask(uint64_t request_id, const ChunkKey&
   return asked;
 }
 
+void ManagerCore::KeepAsked(uint64_t request_id, Asked& asked) {
+  if (asked.other) asked.request = std::move(asked.other);
+  leases_->KeepRequest(request_id, std::move(asked.request), LeaseDeadline());
+}
+
 MatchRequest ManagerCore::MatchRequestOf(const Asked& asked, const TokenView& prompt,
                                          uint64_t max_tokens) const {
   return {.root = *asked.root,
@@ -239,9 +244,7 @@ Result<PrefixPresence> ManagerCore::Peek(const ChunkKey& root_key, const TokenVi
     seen.Describe(tiers_.size(), *trace);
     if (plan.matched_tokens < request.limit) trace->why_not = "not stored from there on";
   }
-  // Other tokens than the request's are none of its lease's business.
-  if (asked.other) asked.request = std::move(asked.other);
-  leases_->KeepRequest(options.request_id, std::move(asked.request), LeaseDeadline());
+  KeepAsked(options.request_id, asked);
   return presence;
 }
 

@@ -156,6 +156,9 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
   struct Asked;  // a request's root, keys and parts
   Result<Asked> Ask(uint64_t request_id, const ChunkKey& root, const TokenView& prompt,
                     std::span<const ObjectPart> parts);
+  // Gives the request's state back, of a call that is no lookup: other tokens than the request's are none of
+  // its lease's business.
+  void KeepAsked(uint64_t request_id, Asked& asked);
   MatchRequest MatchRequestOf(const Asked& asked, const TokenView& prompt, uint64_t max_tokens) const;
   LeaseSegmentRef MakeSegment(const MatchPlan& plan, const Asked& asked, size_t first, size_t last) const;
   // The match goes on where the earlier lease's full chunks end, if nothing of them was lost.

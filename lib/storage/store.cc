@@ -50,13 +50,8 @@ Result<PrepareResult> ManagerCore::Prepare(uint64_t request_id, const ChunkKey& 
                                            const PayloadSizes& sizes, std::span<const ObjectPart> parts) {
   RequestTracer tracer(traces_, TraceKind::kStore);
   TERRACE_ASSIGN_OR_RETURN(Asked asked, Ask(request_id, root_key, prompt, parts));
-  // A store of other tokens does not end the request's lease: the next lookup says what the request is.
-  const auto keep = [&] {
-    if (asked.other) asked.request = std::move(asked.other);
-    leases_->KeepRequest(request_id, std::move(asked.request), LeaseDeadline());
-  };
   if (Status status = CheckRange(*asked.root, prompt, range); !status.ok()) {
-    keep();
+    KeepAsked(request_id, asked);
     return status;
   }
   tracer.Step("hash");
@@ -87,7 +82,7 @@ Result<PrepareResult> ManagerCore::Prepare(uint64_t request_id, const ChunkKey& 
     trace->outcome = out.status.code();
     trace->why_not = out.status.ok() ? "" : out.status.ToString();
   }
-  keep();
+  KeepAsked(request_id, asked);
   return out;
 }
 

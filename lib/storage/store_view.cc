@@ -96,8 +96,7 @@ Result<StoreHandle> ManagerCore::Store(const ChunkKey& root_key, const TokenView
     store->tokens = std::move(content.tokens);
     store->items = std::move(content.items);
   }
-  if (asked.other) asked.request = std::move(asked.other);
-  leases_->KeepRequest(options.request_id, std::move(asked.request), LeaseDeadline());
+  KeepAsked(options.request_id, asked);
   TERRACE_RETURN_IF_ERROR(status);
   store->core = shared_from_this();
   store->root = asked.root;
