@@ -12,9 +12,9 @@
 #include "terrace/nvme_backend.h"
 #include "terrace/token_hasher.h"
 #include "tests/model/step_backend.h"
-#include "tests/model/step_executor.h"
 #include "tests/model/temporary_directory.h"
 #include "tests/support/manager_fixture.h"
+#include "tests/support/step_executor.h"
 
 namespace terrace {
 namespace {

@@ -14,9 +14,9 @@
 #include "tests/model/manager_model.h"
 #include "tests/model/model_policy.h"
 #include "tests/model/step_backend.h"
-#include "tests/model/step_executor.h"
 #include "tests/support/fault_backend.h"
 #include "tests/support/manager_fixture.h"
+#include "tests/support/step_executor.h"
 
 namespace terrace {
 

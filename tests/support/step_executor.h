@@ -44,6 +44,7 @@ class StepExecutor final : public Executor {
     std::lock_guard lock(mutex_);
     dropped.swap(queue_);
   }
+  bool is_idle() { return num_waiting() == 0; }
   size_t num_waiting() {
     std::lock_guard lock(mutex_);
     return queue_.size();
