@@ -76,6 +76,7 @@ PoolRun* PoolArena::HandOut(uint32_t start, uint32_t units, BufferUse use) {
 PoolRun* PoolArena::Take(uint32_t units, BufferUse use) {
   std::lock_guard lock(mutex_);
   const std::optional<uint32_t> start = map_.Take(units);
+  if (!start) ++refused_takes_;
   return start ? HandOut(*start, units, use) : nullptr;
 }
 
@@ -303,6 +304,8 @@ bool PoolArena::Reserve(Claim& claim, const EvictionWindow& window) {
     }
     unit += run.length;
   }
+  claim.free_units = claim.held_units;
+  claim.refused_takes = refused_takes_;
   return true;
 }
 
@@ -324,7 +327,10 @@ PoolRun* PoolArena::Finish(Claim& claim, uint32_t units, BufferUse use) {
       unit += length;
     }
     if (!whole) {
-      Wake(woken);
+      // Where nothing was won, only those are told whom the claim itself refused: one that waits for room
+      // would otherwise wake itself with each attempt, for ever.
+      const bool won = claim.held_units > claim.free_units;
+      if (won || refused_takes_ != claim.refused_takes) Wake(woken);
     } else {
       map_.Merge(window.start, window.length);
       uint32_t start = window.start;

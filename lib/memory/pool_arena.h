@@ -54,8 +54,10 @@ class PoolArena {
    private:
     friend class PoolArena;
     bool open = false;
-    EvictionWindow window;    // length 0: none reserved
-    uint32_t held_units = 0;  // of the window, that nobody else can get
+    EvictionWindow window;       // length 0: none reserved
+    uint32_t held_units = 0;     // of the window, that nobody else can get
+    uint32_t free_units = 0;     // of these, what was free before
+    uint64_t refused_takes = 0;  // the arena's, at that time
   };
 
   PoolArena(PoolMapping mapping, MetricRegistry* metrics);
@@ -129,6 +131,7 @@ class PoolArena {
   bool abandoned_ = false;
   std::shared_ptr<Reclaimer> reclaimer_;
   std::vector<Waiter> waiters_;
+  uint64_t refused_takes_ = 0;
   uint64_t last_waiter_id_ = 0;
   std::array<Claim, 4> claims_;
   uint32_t open_claims_ = 0;

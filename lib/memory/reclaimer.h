@@ -22,8 +22,9 @@ class Reclaimer {
 
   // For each run: how dear evicting it is (larger = hotter, on any scale: only differences count), or
   // kNotEvictable. The answer may be stale. A run is named by the address of its control block, of which only
-  // `data` and `region_id` may be read here (they never change; all else may be a later buffer's already).
-  // A run that the reclaimer does not know, because it was given back meanwhile, is kNotEvictable.
+  // `data` and `region_id` may be read here (they never change; all else may be a later buffer's already),
+  // and the rest of a run that the reclaimer knows and keeps. A run that the reclaimer does not know, because
+  // it was given back meanwhile, is kNotEvictable.
   virtual void Costs(std::span<const BufferControl* const> runs, std::span<uint64_t> costs) = 0;
 
   // Evicts just that run; false when it may not go any more or is not known. To be asked only of runs whose

@@ -17,7 +17,9 @@ void HostReclaimer::Costs(std::span<const BufferControl* const> runs, std::span<
   core_.ApplyTouches();
   for (size_t i = 0; i < runs.size(); ++i) {
     const auto object = objects_.find(runs[i]);
-    const bool may_go = object != objects_.end() && core_.MayEvict(object->second, 0);
+    // One that somebody reads would stay where it is.
+    const bool may_go = object != objects_.end() && core_.MayEvict(object->second, 0) &&
+                        runs[i]->references.load(std::memory_order_acquire) == 1;
     costs[i] = may_go ? core_.tiers_[0].policy->Heat(object->second) : kNotEvictable;
   }
 }

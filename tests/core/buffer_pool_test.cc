@@ -389,6 +389,29 @@ TEST(BufferPoolWaiterTest, CalledWithoutTheLock) {
   EXPECT_TRUE(static_cast<bool>(next));
 }
 
+// One unit is free, a window is reserved around it, and what lies beside it is read by somebody after all.
+TEST(BufferPoolWaiterTest, AnAttemptThatWinsNothingWakesOnlyWhomItRefused) {
+  for (const bool refuses_another : {false, true}) {
+    auto pool = MakePool(4 * kPoolUnitBytes);
+    ScriptedReclaimer host(pool.get());
+    FillUnits(*pool, host, {5, 5, 5, 5});
+    host.contents.erase(host.contents.begin() + 1);
+    int called = 0;
+    int attempts = 0;
+    host.before_evict = [&](const BufferControl*) {
+      ++attempts;
+      for (ScriptedReclaimer::Content& content : host.contents) content.cost = kPinned;
+      // The unit that is free belongs to the attempt for now.
+      if (refuses_another) EXPECT_FALSE(pool->Allocate(kPoolUnitBytes).ok());
+    };
+    pool->NotifyOnRoom([&] { ++called; });
+    EXPECT_FALSE(pool->Allocate(2 * kPoolUnitBytes).ok());
+    EXPECT_EQ(attempts, 1);
+    EXPECT_EQ(called, refuses_another ? 1 : 0);
+    EXPECT_TRUE(pool->Allocate(kPoolUnitBytes).ok()) << "given back";
+  }
+}
+
 TEST(BufferPoolWaiterTest, BoundedAndDroppedWithThePool) {
   auto pool = MakePool(kPoolUnitBytes);
   BufferRef held = *pool->Allocate(1);
