@@ -143,7 +143,7 @@ class HostBackend final : public Backend {
 
   // By shard, and in a shard by id: an object that is there all the time is seen exactly once, whatever is
   // put and erased between the pages.
-  Result<ScanPage> DoScan(std::string_view cursor, size_t limit) override {
+  Result<ScanPage> DoScan(std::string_view cursor, size_t limit, ScanDetail) override {
     TERRACE_ASSIGN_OR_RETURN(ScanPosition position, DecodeCursor(cursor));
     ScanPage page;
     for (; position.shard < kNumShards; position = {position.shard + 1, std::nullopt}) {

@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <map>
 
-#include "backends/nvme/file_descriptor.h"
-
 namespace terrace {
 namespace {
 
@@ -14,16 +12,10 @@ constexpr size_t kMaxGroup = 1024;
 
 }  // namespace
 
-Status SyncFile(int fd) {
-  int result;
-  do {
-    result = fdatasync(fd);
-  } while (result != 0 && errno == EINTR);
-  return result == 0 ? OkStatus() : ErrnoStatus("fdatasync of a segment", errno);
+CommitThread::CommitThread(Manifest* manifest, LogErased log_erased, Post post, bool own_thread)
+    : manifest_(manifest), log_erased_(std::move(log_erased)), post_(std::move(post)) {
+  if (own_thread) thread_ = std::thread([this] { Run(); });
 }
-
-CommitThread::CommitThread(Manifest* manifest, Post post)
-    : manifest_(manifest), post_(std::move(post)), thread_([this] { Run(); }) {}
 
 CommitThread::~CommitThread() {
   {
@@ -31,14 +23,15 @@ CommitThread::~CommitThread() {
     stopping_ = true;
   }
   changed_.notify_all();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
-void CommitThread::Enqueue(CommitTask task) {
+void CommitThread::Enqueue(std::vector<CommitTask>* tasks) {
   {
     const std::lock_guard lock(mutex_);
-    tasks_.push_back(std::move(task));
+    std::move(tasks->begin(), tasks->end(), std::back_inserter(tasks_));
   }
+  tasks->clear();
   changed_.notify_one();
 }
 
@@ -50,38 +43,63 @@ void CommitThread::Run() {
       std::unique_lock lock(mutex_);
       changed_.wait(lock, [this] { return stopping_ || !tasks_.empty(); });
       if (tasks_.empty()) return;
-      while (!tasks_.empty() && group.size() < kMaxGroup) {
-        if (tasks_.front().alone && !group.empty()) break;
-        group.push_back(std::move(tasks_.front()));
-        tasks_.pop_front();
-        if (group.back().alone) break;
-      }
+      group = TakeGroup();
     }
-    if (group.front().alone) {
-      const Status status = group.front().alone();
-      Answer(group, {&status, 1});
-    } else {
-      CommitGroup(group);
-    }
+    Execute(group);
   }
 }
 
+bool CommitThread::RunGroup() {
+  std::vector<CommitTask> group;
+  {
+    const std::lock_guard lock(mutex_);
+    if (tasks_.empty()) return false;
+    group = TakeGroup();
+  }
+  Execute(group);
+  return true;
+}
+
+std::vector<CommitTask> CommitThread::TakeGroup() {
+  std::vector<CommitTask> group;
+  while (!tasks_.empty() && group.size() < kMaxGroup) {
+    if (tasks_.front().alone && !group.empty()) break;
+    group.push_back(std::move(tasks_.front()));
+    tasks_.pop_front();
+    if (group.back().alone) break;
+  }
+  return group;
+}
+
+void CommitThread::Execute(std::span<CommitTask> group) {
+  if (!group.front().alone) return CommitGroup(group);
+  const Status status = group.front().alone();
+  Answer(group, {&status, 1});
+}
+
 void CommitThread::CommitGroup(std::span<CommitTask> group) {
-  std::map<int, Status> synced;
+  std::map<DiskFile*, Status> synced;
+  std::vector<ErasedEntry> erased;
   std::vector<RecordChange> changes;
-  bool sync = false;
+  RecordWrite write = RecordWrite::kUnlogged;
   for (CommitTask& task : group) {
-    for (const int fd : task.sync_files) {
-      if (!synced.contains(fd)) synced.emplace(fd, SyncFile(fd));
+    bool is_synced = true;
+    for (DiskFile* file : task.sync_files) {
+      if (!synced.contains(file)) synced.emplace(file, file->Sync());
+      is_synced &= synced[file].ok();
     }
-    sync |= task.sync;
+    if (!is_synced) continue;  // no record names data that may not be there
+    erased.insert(erased.end(), task.erased.begin(), task.erased.end());
+    write = std::max(write, task.write);
     std::move(task.changes.begin(), task.changes.end(), std::back_inserter(changes));
   }
-  const Status applied = changes.empty() ? OkStatus() : manifest_->Apply(changes, sync);
+  const Status logged = erased.empty() ? OkStatus() : log_erased_(erased);
+  const Status applied = changes.empty() ? OkStatus() : manifest_->Apply(changes, write);
   std::vector<Status> statuses(group.size(), applied);
   for (size_t i = 0; i < group.size(); ++i) {
-    for (const int fd : group[i].sync_files) {
-      if (!synced[fd].ok()) statuses[i] = synced[fd];
+    if (!logged.ok() && !group[i].erased.empty()) statuses[i] = logged;
+    for (DiskFile* file : group[i].sync_files) {
+      if (!synced[file].ok()) statuses[i] = synced[file];
     }
   }
   Answer(group, statuses);

@@ -9,6 +9,8 @@
 #include <map>
 #include <sstream>
 
+#include "backends/nvme/file_descriptor.h"
+
 namespace terrace {
 namespace {
 
@@ -40,9 +42,20 @@ std::string ReadHolder(int fd, const std::string& directory_path) {
          ") on " + fields["host"] + " since " + fields["since"];
 }
 
+class FlockLock : public DiskLock {
+ public:
+  explicit FlockLock(FileDescriptor file) : file_(std::move(file)) {}
+  // The text goes first: whoever comes between sees no holder rather than a former one. A failure leaves a
+  // text that the next holder replaces.
+  ~FlockLock() override { [[maybe_unused]] const int cut = ftruncate(file_.get(), 0); }
+
+ private:
+  FileDescriptor file_;
+};
+
 }  // namespace
 
-Result<DirectoryLock> DirectoryLock::Acquire(int directory_fd, const std::string& directory_path) {
+Result<std::unique_ptr<DiskLock>> AcquireDirectoryLock(int directory_fd, const std::string& directory_path) {
   const std::string path = directory_path + "/" + kLockFileName;
   FileDescriptor file(
       openat(directory_fd, kLockFileName, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0600));
@@ -59,15 +72,7 @@ Result<DirectoryLock> DirectoryLock::Acquire(int directory_fd, const std::string
       pwrite(file.get(), text.data(), text.size(), 0) != static_cast<ssize_t>(text.size())) {
     return ErrnoStatus(path, errno);
   }
-  return DirectoryLock(std::move(file));
-}
-
-void DirectoryLock::Release() {
-  if (!file_) return;
-  // The text goes first: whoever comes between sees no holder rather than a former one. A failure leaves a
-  // text that the next holder replaces.
-  [[maybe_unused]] const int cut = ftruncate(file_.get(), 0);
-  file_ = FileDescriptor();
+  return std::unique_ptr<DiskLock>(std::make_unique<FlockLock>(std::move(file)));
 }
 
 }  // namespace terrace

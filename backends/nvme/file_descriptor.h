@@ -31,11 +31,16 @@ class FileDescriptor {
   int fd_ = -1;
 };
 
-// "what: text of the error". ENOSPC and EDQUOT are kResourceExhausted, refusals kPermissionDenied, a symbolic
-// link kDataLoss (somebody else made it), the rest kUnavailable.
+// "what: text of the error". A name that is absent is kNotFound, one that is taken kFailedPrecondition;
+// ENOSPC and EDQUOT are kResourceExhausted, refusals kPermissionDenied, a symbolic link kDataLoss (somebody
+// else made it), the rest kUnavailable.
 inline Status ErrnoStatus(const std::string& what, int error) {
   const std::string text = what + ": " + std::strerror(error);
   switch (error) {
+    case ENOENT:
+      return NotFoundError(text);
+    case EEXIST:
+      return FailedPreconditionError(text);
     case ENOSPC:
     case EDQUOT:
     case EFBIG:

@@ -1,6 +1,6 @@
 // IoEngine: starts reads and writes on files and hands their completions back. What bounds, splits, continues
-// and retries them is TransferQueue; a sibling of UringEngine (threads with preadv and pwritev, or one with
-// faults for tests) implements these four calls.
+// and retries them is TransferQueue. UringEngine is an io_uring; ThreadsEngine has threads with preadv and
+// pwritev, for systems that forbid one; tests have engines with faults.
 //
 // Threads: all calls from the one thread that owns the engine, but for Wake, which any may call.
 #pragma once
@@ -12,8 +12,11 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
+#include <string>
 #include <vector>
 
+#include "terrace/backend.h"
 #include "terrace/status.h"
 #include "terrace/time.h"
 
@@ -36,11 +39,30 @@ struct IoCompletion {
   int64_t result = 0;  // bytes, or -errno
 };
 
+// How an engine works, for log and metric.
+struct IoEngineMode {
+  std::string engine;  // "io_uring", "threads", ...
+  bool registered_buffers = false;
+  bool registered_files = false;
+  std::string fallback;  // why it is not the faster one; empty: it is
+};
+
 class IoEngine {
  public:
   virtual ~IoEngine() = default;
+  virtual IoEngineMode mode() const = 0;
+
+  // Both make requests cheaper and change nothing else; what is refused goes without. RegisterMemory comes at
+  // most once; the memory stays mapped as long as the engine lives. A file is taken out before it is closed,
+  // when no request names it.
+  virtual void RegisterMemory(std::span<const MemoryRegion> regions) { (void)regions; }
+  virtual void AddFile(int fd) { (void)fd; }
+  virtual void RemoveFile(int fd) { (void)fd; }
+
   // At most the `depth` given to the factory are outstanding. An error is the request's completion.
   virtual void Start(IoRequest* request) = 0;
+  // What was started is on its way to the device, also without a Wait. A hint: an engine may do it at Start.
+  virtual void Submit() {}
   // Appends completions; returns when there is one, after Wake, or after `timeout` (nullopt: never by time).
   virtual void Wait(std::optional<Duration> timeout, std::vector<IoCompletion>* completions) = 0;
   // The current or the next Wait returns at once.
@@ -51,5 +73,7 @@ using IoEngineFactory = std::function<Result<std::unique_ptr<IoEngine>>(uint32_t
 
 // kUnavailable where the system has no io_uring or forbids it.
 Result<std::unique_ptr<IoEngine>> MakeUringEngine(uint32_t depth);
+// Works everywhere. `fallback`: why it was taken, for mode().
+Result<std::unique_ptr<IoEngine>> MakeThreadsEngine(uint32_t depth, std::string fallback);
 
 }  // namespace terrace

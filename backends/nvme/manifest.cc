@@ -2,16 +2,19 @@
 
 #include <rocksdb/db.h>
 #include <rocksdb/env.h>
+#include <rocksdb/file_system.h>
 #include <rocksdb/options.h>
-#include <rocksdb/table.h>
+#include <rocksdb/transaction_log.h>
 #include <rocksdb/write_batch.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstring>
+#include <future>
 #include <mutex>
 
-#include "backends/nvme/private_file_system.h"
+#include "backends/nvme/manifest_rocks.h"
 #include "lib/base/status_macros.h"
 #include "lib/wire/byte_codec.h"
 
@@ -20,127 +23,154 @@ namespace {
 
 constexpr uint64_t kKiB = 1024;
 constexpr uint64_t kMiB = 1024 * kKiB;
+constexpr size_t kLoadBatch = 512;
 constexpr char kNextGenerationKey[] = "next_generation";
-// Record and root keys have 36 and 32 bytes: this one is behind them all.
-const std::string kBehindAllKeys(64, '\xff');
+constexpr char kIdentityKey[] = "identity";
+constexpr char kNewLogKey[] = "new_log";  // means nothing; see ReplaceLog
+constexpr std::string_view kQuarantinePrefix = "quarantine/";
 
-Status FromRocks(const rocksdb::Status& status) {
-  if (status.ok()) return OkStatus();
-  const std::string text = "manifest: " + status.ToString();
-  if (status.IsNoSpace()) return ResourceExhaustedError(text);
-  if (status.IsCorruption()) return DataLossError(text);
-  if (status.IsIOError() || status.IsBusy() || status.IsTryAgain() || status.IsTimedOut()) {
-    return UnavailableError(text);
-  }
-  return InternalError(text);
+std::string EncodeIdentity(const ManifestIdentity& identity) {
+  ByteWriter out;
+  out.WriteBytes(Bytes(identity.directory));
+  out.WriteBytes(Bytes(identity.secret_tag));
+  out.Write<uint64_t>(identity.floor);
+  return out.Take();
 }
 
-// Runs one use of RocksDB; what it throws becomes a Status.
-template <typename Use>
-auto Guarded(Use&& use) -> decltype(use()) {
-  try {
-    return use();
-  } catch (const std::exception& error) {
-    return InternalError(std::string("manifest: ") + error.what());
-  }
+Result<ManifestIdentity> DecodeIdentity(std::string_view bytes) {
+  ByteReader in(bytes);
+  ManifestIdentity identity;
+  const std::string_view directory = in.ReadBytes(identity.directory.size());
+  const std::string_view tag = in.ReadBytes(identity.secret_tag.size());
+  identity.floor = in.Read<uint64_t>();
+  if (!in.ok() || in.remaining() != 0) return DataLossError("manifest: identity is malformed");
+  std::memcpy(identity.directory.data(), directory.data(), directory.size());
+  std::memcpy(identity.secret_tag.data(), tag.data(), tag.size());
+  return identity;
 }
 
-rocksdb::Slice SliceOf(std::string_view bytes) { return {bytes.data(), bytes.size()}; }
-std::string_view ViewOf(const rocksdb::Slice& slice) { return {slice.data(), slice.size()}; }
-
-rocksdb::ColumnFamilyOptions FamilyOptions(uint64_t reserve_bytes) {
-  rocksdb::ColumnFamilyOptions options;
-  options.write_buffer_size = std::clamp(reserve_bytes / 16, 64 * kKiB, 4 * kMiB);
-  options.arena_block_size = options.write_buffer_size / 16;
-  options.max_write_buffer_number = 2;
-  options.compression = rocksdb::kNoCompression;  // digests and random tokens
-  options.level_compaction_dynamic_level_bytes = true;
-  options.level0_file_num_compaction_trigger = 2;
-  options.target_file_size_base = std::clamp(reserve_bytes / 32, 64 * kKiB, 8 * kMiB);
-  options.max_bytes_for_level_base = std::clamp(reserve_bytes / 8, 256 * kKiB, 64 * kMiB);
-  rocksdb::BlockBasedTableOptions table;
-  table.no_block_cache = true;  // the index is in memory; records are read by scans
-  options.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));
-  return options;
+std::string QuarantineKey(const Extent& extent) {
+  std::string key(kQuarantinePrefix);
+  for (int shift = 24; shift >= 0; shift -= 8) key.push_back(static_cast<char>(extent.segment >> shift));
+  for (int shift = 56; shift >= 0; shift -= 8) key.push_back(static_cast<char>(extent.offset >> shift));
+  return key;
 }
 
-rocksdb::DBOptions DatabaseOptions(uint64_t reserve_bytes, rocksdb::Env* env) {
-  rocksdb::DBOptions options;
-  options.env = env;
-  options.create_if_missing = true;
-  options.create_missing_column_families = true;
-  options.db_write_buffer_size = std::clamp(reserve_bytes / 8, 256 * kKiB, 16 * kMiB);
-  options.max_total_wal_size = std::clamp(reserve_bytes / 8, 128 * kKiB, 16 * kMiB);
-  // Nothing is allocated ahead: the reserve is counted in physical bytes.
-  options.allow_fallocate = false;
-  options.manifest_preallocation_size = 4 * kKiB;
-  options.max_manifest_file_size = std::clamp(reserve_bytes / 32, 32 * kKiB, 4 * kMiB);
-  options.keep_log_file_num = 1;
-  options.max_log_file_size = 64 * kKiB;
-  options.info_log_level = rocksdb::WARN_LEVEL;
-  options.stats_dump_period_sec = 0;
-  options.stats_persist_period_sec = 0;
-  options.max_background_jobs = 2;
-  return options;
+// What an object of unknown content is counted with: a record of a former build.
+uint64_t ContentBytes(const ObjectRecord& record) {
+  return record.content_bytes ? *record.content_bytes : record.header_bytes;
 }
+
+// Where the threads of a LoadPlaces give what they read.
+struct PlaceSink {
+  std::mutex mutex;  // guards both
+  const std::function<void(std::span<LoadedRecord>)>& each;
+  std::vector<std::string>* broken;
+};
 
 class RocksManifest : public Manifest {
  public:
-  RocksManifest() : env_(rocksdb::NewCompositeEnv(MakePrivateFileSystem(rocksdb::FileSystem::Default()))) {}
+  RocksManifest(std::shared_ptr<rocksdb::FileSystem> files, const RecordCipher* cipher)
+      : cipher_(cipher), env_(rocksdb::NewCompositeEnv(std::move(files))) {}
   ~RocksManifest() override { Close().IgnoreError(); /* a destructor does not fail */ }
 
   Status OpenDatabase(const std::string& path, uint64_t reserve_bytes) {
     const rocksdb::ColumnFamilyOptions family = FamilyOptions(reserve_bytes);
+    const rocksdb::ColumnFamilyOptions records = RecordFamilyOptions(reserve_bytes);
     const std::vector<rocksdb::ColumnFamilyDescriptor> families = {
         {rocksdb::kDefaultColumnFamilyName, family},
-        {"places", family},
-        {"contents", family},
+        {"places", records},
+        {"contents", records},
         {"roots", family}};
     std::vector<rocksdb::ColumnFamilyHandle*> handles;
     rocksdb::DB* db = nullptr;
-    TERRACE_RETURN_IF_ERROR(FromRocks(
+    TERRACE_RETURN_IF_ERROR(FromRocksOpen(
         rocksdb::DB::Open(DatabaseOptions(reserve_bytes, env_.get()), path, families, &handles, &db)));
     db_.reset(db);
     std::copy(handles.begin(), handles.end(), handles_.begin());
     return OkStatus();
   }
 
-  Status Apply(std::span<const RecordChange> changes, bool sync) override {
+  Status Apply(std::span<const RecordChange> changes, RecordWrite write) override {
     return Guarded([&] {
       rocksdb::WriteBatch batch;
       for (const RecordChange& change : changes) {
-        Status added = FromRocks(Add(change, batch));
+        Status added = Add(change, batch);
         if (!added.ok()) return added;
       }
-      return Write(batch, sync);
+      return Write(batch, write);
     });
   }
 
   Status DropAll() override {
-    return Guarded([&] {
+    return Guarded([&]() -> Status {
+      // No DeleteRange: RocksDB ends the process (an assertion) where the memtable of one cannot be replaced
+      // twice, as on a device with errors.
+      constexpr uint32_t kDeletesPerWrite = 4096;
       rocksdb::WriteBatch batch;
       for (rocksdb::ColumnFamilyHandle* family : {places(), contents(), roots()}) {
-        Status added = FromRocks(batch.DeleteRange(family, "", kBehindAllKeys));
-        if (!added.ok()) return added;
+        const std::unique_ptr<rocksdb::Iterator> at(db_->NewIterator(ScanOptions(), family));
+        for (at->SeekToFirst(); at->Valid(); at->Next()) {
+          TERRACE_RETURN_IF_ERROR(FromRocks(batch.Delete(family, at->key())));
+          if (batch.Count() < kDeletesPerWrite) continue;
+          TERRACE_RETURN_IF_ERROR(Write(batch, RecordWrite::kLogged));
+          batch.Clear();
+        }
+        TERRACE_RETURN_IF_ERROR(FromRocks(at->status()));
       }
-      return Write(batch, true);
+      // Never empty: it makes those before it durable.
+      TERRACE_RETURN_IF_ERROR(FromRocks(batch.Delete(places(), rocksdb::Slice())));
+      return Write(batch, RecordWrite::kSynced);
     });
   }
 
   Status Sync() override {
-    return Guarded([&] { return FromRocks(db_->SyncWAL()); });
+    return Guarded([&]() -> Status {
+      const std::lock_guard lock(write_mutex_);
+      if (failed_log_) TERRACE_RETURN_IF_ERROR(ReplaceLog());
+      const bool has_unlogged = std::exchange(has_unlogged_, false);
+      Status status = has_unlogged ? FlushMemtables() : OkStatus();
+      if (status.ok()) status = FromRocks(db_->SyncWAL());
+      if (status.ok()) return status;
+      has_unlogged_ |= has_unlogged;
+      NoteFailedLog();
+      ReplaceLog().IgnoreError();  // the first error is the one to tell
+      return status;
+    });
   }
 
   Status Load(const std::function<void(LoadedRecord)>& each, std::vector<std::string>* broken) override;
-  Result<uint64_t> ReserveGenerations(uint64_t count) override;
-  Result<ScanPage> Scan(std::string_view cursor, size_t limit) override;
+  Result<uint64_t> ReserveGenerations(uint64_t count, uint64_t at_least,
+                                      const ManifestIdentity& identity) override;
+  Result<bool> HasGenerations() override {
+    return Guarded([&]() -> Result<bool> {
+      std::string stored;
+      TERRACE_ASSIGN_OR_RETURN(const bool found, GetOwn(kNextGenerationKey, &stored));
+      return found;
+    });
+  }
+  Result<std::optional<ManifestIdentity>> Identity() override;
+  Status SetIdentity(const ManifestIdentity& identity) override {
+    return Guarded([&] {
+      rocksdb::WriteBatch batch;
+      Status added = FromRocks(batch.Put(kIdentityKey, EncodeIdentity(identity)));
+      return added.ok() ? Write(batch, RecordWrite::kSynced) : added;
+    });
+  }
+  Status LoadPlaces(const std::function<void(std::span<LoadedRecord>)>& each,
+                    std::vector<std::string>* broken) override;
+  Status PutQuarantine(std::span<const Extent> extents) override;
+  Result<std::vector<Extent>> LoadQuarantine() override;
+  Result<ScanPage> Scan(std::string_view cursor, size_t limit, ScanDetail detail) override;
   Status PutRoot(const RootRecord& record) override;
   Result<std::vector<RootRecord>> ScanRoots() override;
 
   Status Close() override {
     if (!db_) return OkStatus();
+    // RocksDB writes what was not logged when it is closed, and says nothing where it cannot.
+    const Status written = has_unlogged_ ? Sync() : OkStatus();
     return Guarded([&] {
-      Status status;
+      Status status = written;
       for (rocksdb::ColumnFamilyHandle*& handle : handles_) {
         Status destroyed = FromRocks(db_->DestroyColumnFamilyHandle(handle));
         if (status.ok()) status = destroyed;
@@ -154,36 +184,101 @@ class RocksManifest : public Manifest {
   }
 
  private:
+  // Places with keys in [begin, end).
+  Status LoadRange(std::string_view begin, std::string_view end, PlaceSink& sink);
+
   rocksdb::ColumnFamilyHandle* places() const { return handles_[1]; }
   rocksdb::ColumnFamilyHandle* contents() const { return handles_[2]; }
   rocksdb::ColumnFamilyHandle* roots() const { return handles_[3]; }
 
-  rocksdb::Status Add(const RecordChange& change, rocksdb::WriteBatch& batch) const {
-    if (change.is_delete) {
-      rocksdb::Status status = batch.Delete(places(), change.key);
-      return status.ok() ? batch.Delete(contents(), change.key) : status;
-    }
-    rocksdb::Status status = batch.Put(places(), change.key, change.place);
-    if (!status.ok()) return status;
-    return change.content.empty() ? batch.Delete(contents(), change.key)
-                                  : batch.Put(contents(), change.key, change.content);
+  // A value of the default column family; false without one.
+  Result<bool> GetOwn(const char* key, std::string* value) const {
+    const rocksdb::Status found = db_->Get(rocksdb::ReadOptions(), key, value);
+    if (!found.ok() && !found.IsNotFound()) return FromRocks(found);
+    return found.ok();
   }
 
-  Status Write(rocksdb::WriteBatch& batch, bool sync) {
+  Status Add(const RecordChange& change, rocksdb::WriteBatch& batch) const {
+    if (change.is_delete) {
+      TERRACE_RETURN_IF_ERROR(FromRocks(batch.Delete(places(), change.key)));
+      return FromRocks(batch.Delete(contents(), change.key));
+    }
+    TERRACE_RETURN_IF_ERROR(FromRocks(batch.Put(places(), change.key, change.place)));
+    if (change.content.empty()) return FromRocks(batch.Delete(contents(), change.key));
+    TERRACE_ASSIGN_OR_RETURN(const std::string stored, ToStored(change.key, change.content));
+    return FromRocks(batch.Put(contents(), change.key, stored));
+  }
+
+  // A value of contents or roots as it lies on disk.
+  Result<std::string> ToStored(std::string_view key, std::string_view value) const {
+    if (cipher_ == nullptr) return std::string(value);
+    return cipher_->Seal(key, value);
+  }
+  Result<std::string> FromStored(std::string_view key, std::string_view stored) const {
+    if (cipher_ == nullptr) return std::string(stored);
+    return cipher_->Open(key, stored);
+  }
+  Result<ChunkContent> ReadContent(std::string_view key, std::string_view stored) const {
+    TERRACE_ASSIGN_OR_RETURN(const std::string value, FromStored(key, stored));
+    return DecodeRecordContent(value);
+  }
+
+  // Of the record with that key, which the iterator moves up to; null where there is none, or it is broken.
+  ChunkContentRef ContentAt(rocksdb::Iterator& content, std::string_view key) const {
+    while (content.Valid() && ViewOf(content.key()) < key) content.Next();
+    if (!content.Valid() || ViewOf(content.key()) != key) return nullptr;
+    Result<ChunkContent> decoded = ReadContent(key, ViewOf(content.value()));
+    return decoded.ok() ? std::make_shared<const ChunkContent>(std::move(*decoded)) : nullptr;
+  }
+
+  Status Write(rocksdb::WriteBatch& batch, RecordWrite write) {
+    const std::lock_guard lock(write_mutex_);
+    if (failed_log_) TERRACE_RETURN_IF_ERROR(ReplaceLog());
     rocksdb::WriteOptions options;
-    options.sync = sync;
+    options.sync = write == RecordWrite::kSynced;
+    options.disableWAL = write == RecordWrite::kUnlogged;
+    if (options.disableWAL) has_unlogged_ = true;
     const rocksdb::Status status = db_->Write(options, &batch);
     if (!status.ok()) {
-      // After a failed write RocksDB refuses all further ones until it is told to go on. Whether that works
-      // shows in the next write.
-      db_->Resume().PermitUncheckedError();
+      NoteFailedLog();
+      ReplaceLog().IgnoreError();  // what is to be told is why the write failed
     }
     return FromRocks(status);
   }
 
+  // RocksDB ends the process (an assertion) where a log is written or synced that failed before, and does not
+  // always refuse to: until there is another log, nothing is written.
+  void NoteFailedLog() { failed_log_ = CurrentLog(); }
+  uint64_t CurrentLog() {
+    std::unique_ptr<rocksdb::LogFile> log;
+    return db_->GetCurrentWalFile(&log).ok() && log ? log->LogNumber() : 0;
+  }
+  Status ReplaceLog() {
+    Status resumed = FromRocks(db_->Resume());
+    if (resumed.ok() && CurrentLog() == *failed_log_) {
+      // Nothing was to be flushed, or nobody was told of the error. A flush begins a new log.
+      rocksdb::WriteOptions unlogged;
+      unlogged.disableWAL = true;
+      db_->Put(unlogged, kNewLogKey, rocksdb::Slice()).PermitUncheckedError();
+      FlushMemtables().IgnoreError();  // shows in the log's number
+      resumed = FromRocks(db_->Resume());
+    }
+    if (resumed.ok() && CurrentLog() == *failed_log_) resumed = UnavailableError("manifest: its log failed");
+    if (resumed.ok()) failed_log_.reset();
+    return resumed;
+  }
+  Status FlushMemtables() {
+    const std::vector<rocksdb::ColumnFamilyHandle*> families(handles_.begin(), handles_.end());
+    return FromRocks(db_->Flush(rocksdb::FlushOptions(), families));
+  }
+
+  const RecordCipher* const cipher_;
   std::unique_ptr<rocksdb::Env> env_;
   std::unique_ptr<rocksdb::DB> db_;
   std::array<rocksdb::ColumnFamilyHandle*, 4> handles_{};
+  std::mutex write_mutex_;  // of what follows, and of all that writes
+  bool has_unlogged_ = false;
+  std::optional<uint64_t> failed_log_;  // which has not been replaced
 };
 
 Status RocksManifest::Load(const std::function<void(LoadedRecord)>& each, std::vector<std::string>* broken) {
@@ -202,7 +297,7 @@ Status RocksManifest::Load(const std::function<void(LoadedRecord)>& each, std::v
       bool whole = true;
       if (content->Valid() && ViewOf(content->key()) == key) {
         content_bytes = content->value().size();
-        whole = DecodeRecordContent(ViewOf(content->value())).ok();
+        whole = ReadContent(key, ViewOf(content->value())).ok();
         content->Next();
       }
       const Result<ObjectId> id = DecodeRecordKey(key);
@@ -219,52 +314,145 @@ Status RocksManifest::Load(const std::function<void(LoadedRecord)>& each, std::v
   });
 }
 
-Result<uint64_t> RocksManifest::ReserveGenerations(uint64_t count) {
+Status RocksManifest::LoadPlaces(const std::function<void(std::span<LoadedRecord>)>& each,
+                                 std::vector<std::string>* broken) {
+  PlaceSink sink{.each = each, .broken = broken};
+  constexpr std::string_view kMiddle = "\x80";  // keys are digests
+  // Not on a thread of its own where the system has none left.
+  std::future<Status> upper = std::async([&] { return LoadRange(kMiddle, {}, sink); });
+  const Status lower = LoadRange({}, kMiddle, sink);
+  const Status rest = upper.get();
+  return lower.ok() ? rest : lower;
+}
+
+Status RocksManifest::LoadRange(std::string_view begin, std::string_view end, PlaceSink& sink) {
+  return Guarded([&]() -> Status {
+    rocksdb::ReadOptions options = ScanOptions();
+    const rocksdb::Slice bound = SliceOf(end);
+    if (!end.empty()) options.iterate_upper_bound = &bound;
+    const std::unique_ptr<rocksdb::Iterator> place(db_->NewIterator(options, places()));
+    std::vector<LoadedRecord> batch(kLoadBatch);
+    std::vector<std::string> broken;
+    size_t filled = 0;
+    const auto give = [&] {
+      const std::lock_guard lock(sink.mutex);
+      sink.each(std::span(batch).first(filled));
+      sink.broken->insert(sink.broken->end(), broken.begin(), broken.end());
+      broken.clear();
+      filled = 0;
+    };
+    for (place->Seek(SliceOf(begin)); place->Valid(); place->Next()) {
+      const Result<ObjectId> id = DecodeRecordKey(ViewOf(place->key()));
+      LoadedRecord& loaded = batch[filled];
+      if (!id.ok() || !DecodePlace(ViewOf(place->value()), loaded.record).ok()) {
+        broken.emplace_back(ViewOf(place->key()));
+        continue;
+      }
+      loaded.id = *id;
+      loaded.record_bytes = RecordBytes(place->value().size(), ContentBytes(loaded.record));
+      if (++filled == batch.size()) give();
+    }
+    give();
+    return FromRocks(place->status());
+  });
+}
+
+Result<uint64_t> RocksManifest::ReserveGenerations(uint64_t count, uint64_t at_least,
+                                                   const ManifestIdentity& identity) {
   return Guarded([&]() -> Result<uint64_t> {
     std::string stored;
-    const rocksdb::Status found = db_->Get(rocksdb::ReadOptions(), kNextGenerationKey, &stored);
-    if (!found.ok() && !found.IsNotFound()) return FromRocks(found);
+    TERRACE_RETURN_IF_ERROR(GetOwn(kNextGenerationKey, &stored).status());
     uint64_t next = 1;
     if (stored.size() == sizeof(next)) std::memcpy(&next, stored.data(), sizeof(next));
+    next = std::max(next, at_least);
     const uint64_t after = next + count;
     rocksdb::WriteBatch batch;
     TERRACE_RETURN_IF_ERROR(FromRocks(
         batch.Put(kNextGenerationKey, rocksdb::Slice(reinterpret_cast<const char*>(&after), sizeof(after)))));
-    TERRACE_RETURN_IF_ERROR(Write(batch, true));
+    TERRACE_RETURN_IF_ERROR(FromRocks(batch.Put(kIdentityKey, EncodeIdentity(identity))));
+    TERRACE_RETURN_IF_ERROR(Write(batch, RecordWrite::kSynced));
+    // Out of the log: one that is lost later must not take the reservation with it.
+    TERRACE_RETURN_IF_ERROR(FromRocks(db_->Flush(rocksdb::FlushOptions())));
     return next;
   });
 }
 
-Result<ScanPage> RocksManifest::Scan(std::string_view cursor, size_t limit) {
+Result<std::optional<ManifestIdentity>> RocksManifest::Identity() {
+  return Guarded([&]() -> Result<std::optional<ManifestIdentity>> {
+    std::string stored;
+    TERRACE_ASSIGN_OR_RETURN(const bool found, GetOwn(kIdentityKey, &stored));
+    if (!found) return std::optional<ManifestIdentity>();
+    TERRACE_ASSIGN_OR_RETURN(ManifestIdentity identity, DecodeIdentity(stored));
+    return std::optional<ManifestIdentity>(identity);
+  });
+}
+
+Status RocksManifest::PutQuarantine(std::span<const Extent> extents) {
+  return Guarded([&]() -> Status {
+    rocksdb::WriteBatch batch;
+    for (const Extent& extent : extents) {
+      const std::string key = QuarantineKey(extent);
+      const rocksdb::Slice length(reinterpret_cast<const char*>(&extent.length), sizeof(extent.length));
+      TERRACE_RETURN_IF_ERROR(FromRocks(batch.Put(key, length)));
+    }
+    return Write(batch, RecordWrite::kSynced);
+  });
+}
+
+Result<std::vector<Extent>> RocksManifest::LoadQuarantine() {
+  return Guarded([&]() -> Result<std::vector<Extent>> {
+    std::vector<Extent> extents;
+    const std::unique_ptr<rocksdb::Iterator> at(db_->NewIterator(rocksdb::ReadOptions()));
+    for (at->Seek(SliceOf(kQuarantinePrefix)); at->Valid(); at->Next()) {
+      std::string_view key = ViewOf(at->key());
+      if (!key.starts_with(kQuarantinePrefix)) break;
+      key.remove_prefix(kQuarantinePrefix.size());
+      if (key.size() != sizeof(uint32_t) + sizeof(uint64_t) || at->value().size() != sizeof(uint64_t))
+        continue;
+      Extent extent;
+      for (size_t i = 0; i < sizeof(uint32_t); ++i) {
+        extent.segment = extent.segment << 8 | static_cast<uint8_t>(key[i]);
+      }
+      for (size_t i = sizeof(uint32_t); i < key.size(); ++i) {
+        extent.offset = extent.offset << 8 | static_cast<uint8_t>(key[i]);
+      }
+      std::memcpy(&extent.length, at->value().data(), sizeof(extent.length));
+      extents.push_back(extent);
+    }
+    TERRACE_RETURN_IF_ERROR(FromRocks(at->status()));
+    return extents;
+  });
+}
+
+Result<ScanPage> RocksManifest::Scan(std::string_view cursor, size_t limit, ScanDetail detail) {
   return Guarded([&]() -> Result<ScanPage> {
     rocksdb::ManagedSnapshot snapshot(db_.get());
-    rocksdb::ReadOptions options;
+    rocksdb::ReadOptions options = ScanOptions();
     options.snapshot = snapshot.snapshot();
     const std::unique_ptr<rocksdb::Iterator> place(db_->NewIterator(options, places()));
-    const std::unique_ptr<rocksdb::Iterator> content(db_->NewIterator(options, contents()));
+    std::unique_ptr<rocksdb::Iterator> content;
+    if (detail == ScanDetail::kContents) {
+      content.reset(db_->NewIterator(options, contents()));
+      content->Seek(SliceOf(cursor));
+    }
     ScanPage page;
+    ObjectRecord record;
     place->Seek(SliceOf(cursor));
     if (place->Valid() && ViewOf(place->key()) == cursor) place->Next();
-    content->Seek(SliceOf(cursor));
     for (; place->Valid(); place->Next()) {
       const std::string_view key = ViewOf(place->key());
       if (page.objects.size() == limit) {
         page.next_cursor = EncodeRecordKey(page.objects.back().id);
         break;
       }
-      while (content->Valid() && ViewOf(content->key()) < key) content->Next();
       const Result<ObjectId> id = DecodeRecordKey(key);
-      Result<ObjectRecord> record = DecodePlace(ViewOf(place->value()));
-      if (!id.ok() || !record.ok()) continue;  // the next start drops it
-      if (content->Valid() && ViewOf(content->key()) == key) {
-        Result<ChunkContent> decoded = DecodeRecordContent(ViewOf(content->value()));
-        if (!decoded.ok()) continue;
-        record->meta.content = std::make_shared<const ChunkContent>(std::move(*decoded));
-      }
-      page.objects.push_back({*id, std::move(record->meta)});
+      // What is wrong is dropped by the next start.
+      if (!id.ok() || !DecodePlace(ViewOf(place->value()), record).ok()) continue;
+      page.objects.push_back({*id, record.meta});
+      if (content) page.objects.back().meta.content = ContentAt(*content, key);
     }
     TERRACE_RETURN_IF_ERROR(FromRocks(place->status()));
-    TERRACE_RETURN_IF_ERROR(FromRocks(content->status()));
+    if (content) TERRACE_RETURN_IF_ERROR(FromRocks(content->status()));
     return page;
   });
 }
@@ -276,11 +464,15 @@ Status RocksManifest::PutRoot(const RootRecord& record) {
     const std::string value = EncodeRootRecord(record);
     std::string stored;
     const rocksdb::Status found = db_->Get(rocksdb::ReadOptions(), roots(), SliceOf(key), &stored);
-    if (found.ok() && stored == value) return OkStatus();
     if (!found.ok() && !found.IsNotFound()) return FromRocks(found);
+    if (found.ok()) {
+      const Result<std::string> before = FromStored(key, stored);
+      if (before.ok() && *before == value) return OkStatus();
+    }
+    TERRACE_ASSIGN_OR_RETURN(const std::string to_store, ToStored(key, value));
     rocksdb::WriteBatch batch;
-    TERRACE_RETURN_IF_ERROR(FromRocks(batch.Put(roots(), SliceOf(key), value)));
-    return Write(batch, false);
+    TERRACE_RETURN_IF_ERROR(FromRocks(batch.Put(roots(), SliceOf(key), to_store)));
+    return Write(batch, RecordWrite::kLogged);
   });
 }
 
@@ -292,7 +484,9 @@ Result<std::vector<RootRecord>> RocksManifest::ScanRoots() {
       ChunkKey root;
       if (at->key().size() != root.bytes.size()) continue;
       std::memcpy(root.bytes.data(), at->key().data(), root.bytes.size());
-      Result<RootRecord> record = DecodeRootRecord(root, ViewOf(at->value()));
+      const Result<std::string> value = FromStored(ViewOf(at->key()), ViewOf(at->value()));
+      if (!value.ok()) continue;
+      Result<RootRecord> record = DecodeRootRecord(root, *value);
       if (record.ok()) records.push_back(std::move(*record));
     }
     TERRACE_RETURN_IF_ERROR(FromRocks(at->status()));
@@ -314,9 +508,20 @@ uint64_t RecordBytes(size_t place_bytes, size_t content_bytes) {
   return place_bytes + content_bytes + 2 * (kKeyBytes + kPerEntryBytes);
 }
 
-Result<std::unique_ptr<Manifest>> Manifest::Open(const std::string& path, uint64_t reserve_bytes) {
+Result<bool> Manifest::Exists(const std::string& path, rocksdb::FileSystem& files) {
+  return Guarded([&]() -> Result<bool> {
+    const rocksdb::IOStatus found = files.FileExists(path + "/CURRENT", rocksdb::IOOptions(), nullptr);
+    if (found.ok()) return true;
+    if (found.IsNotFound() || found.IsPathNotFound()) return false;
+    return FromRocks(found);
+  });
+}
+
+Result<std::unique_ptr<Manifest>> Manifest::Open(const std::string& path, uint64_t reserve_bytes,
+                                                 std::shared_ptr<rocksdb::FileSystem> files,
+                                                 const RecordCipher* cipher) {
   return Guarded([&]() -> Result<std::unique_ptr<Manifest>> {
-    auto manifest = std::make_unique<RocksManifest>();
+    auto manifest = std::make_unique<RocksManifest>(std::move(files), cipher);
     TERRACE_RETURN_IF_ERROR(manifest->OpenDatabase(path, reserve_bytes));
     return std::unique_ptr<Manifest>(std::move(manifest));
   });

@@ -19,25 +19,28 @@ bool IsTimed(TimePoint deadline, const CancelFlag& cancel) { return deadline != 
 
 }  // namespace
 
-AlignedPage MakeAlignedPage() {
-  auto* page = static_cast<std::byte*>(std::aligned_alloc(kTierPageBytes, kTierPageBytes));
+AlignedPage MakeAlignedPage(size_t bytes) {
+  auto* page = static_cast<std::byte*>(std::aligned_alloc(kTierPageBytes, bytes));
   TERRACE_CHECK(page != nullptr) << "out of memory";
-  std::memset(page, 0, kTierPageBytes);
+  std::memset(page, 0, bytes);
   return AlignedPage(page);
 }
 
-NvmeCore::NvmeCore(std::unique_ptr<OpenedStore> store, IoEngineFactory engine_factory)
-    : store_(std::move(store)), engine_factory_(std::move(engine_factory)), zero_page_(MakeAlignedPage()) {
+NvmeCore::NvmeCore(std::unique_ptr<OpenedStore> store)
+    : store_(std::move(store)), zero_page_(MakeAlignedPage()) {
   secret_ = std::make_shared<const DirectorySecret>(store_->directory->superblock().secret);
   used_bytes_ = store_->allocator.live_bytes();
+  usable_bytes_ = store_->data_bytes - store_->allocator.quarantined_bytes();
 }
 
 NvmeCore::~NvmeCore() { Close(kNoDeadline).IgnoreError(); /* a destructor does not fail */ }
 
-Status NvmeCore::Start(const BackendContext& context) {
-  TERRACE_ASSIGN_OR_RETURN(engine_, engine_factory_(kMaxRequests));
+Status NvmeCore::Start(const BackendContext& context, CoreThreads threads) {
+  threads_ = threads;
+  TERRACE_ASSIGN_OR_RETURN(engine_, store_->disk->MakeEngine(kMaxRequests));
   context_ = context;
   if (context_.clock == nullptr) context_.clock = Clock::Real();
+  health_.emplace(context_.clock);
   if (context_.metrics != nullptr) {
     MetricRegistry& registry = *context_.metrics;
     const MetricLabels labels = {{"backend", "nvme"}};
@@ -45,6 +48,8 @@ Status NvmeCore::Start(const BackendContext& context) {
         registry.GetCounter("terrace_nvme_read_bytes_total", "Bytes read from segments.", labels);
     metrics_.written_bytes =
         registry.GetCounter("terrace_nvme_written_bytes_total", "Bytes written to segments.", labels);
+    metrics_.prepared_bytes = registry.GetCounter(
+        "terrace_nvme_prepared_bytes_total", "Bytes of segments written with zeros ahead of use.", labels);
     metrics_.corrupt_objects = registry.GetCounter(
         "terrace_nvme_corrupt_objects_total", "Objects dropped because what was read is not theirs.", labels);
     metrics_.dropped_records =
@@ -53,36 +58,90 @@ Status NvmeCore::Start(const BackendContext& context) {
     metrics_.orphaned_buffers =
         registry.GetGauge("terrace_nvme_orphaned_buffers",
                           "Buffers of completed operations that the device still has.", labels);
-    metrics_.live_objects = registry.GetGauge("terrace_nvme_live_objects", "Objects in the index.", labels);
-    metrics_.used_bytes = registry.GetGauge("terrace_nvme_used_bytes", "Bytes of live extents.", labels);
+    metrics_.live_objects.gauge =
+        registry.GetGauge("terrace_nvme_live_objects", "Objects in the index.", labels);
+    metrics_.used_bytes.gauge =
+        registry.GetGauge("terrace_nvme_used_bytes", "Bytes of live extents.", labels);
+    metrics_.quarantined_bytes.gauge =
+        registry.GetGauge("terrace_nvme_quarantined_bytes",
+                          "Bytes of segments out of use: the device failed there twice.", labels);
+    metrics_.degraded.gauge =
+        registry.GetGauge("terrace_nvme_degraded", "1: the device fails, and is only probed.", labels);
+    metrics_.degraded_refusals =
+        registry.GetCounter("terrace_nvme_degraded_refusals_total",
+                            "Reads and writes refused without asking a device that fails.", labels);
     metrics_.dropped_records->Add(store_->dropped_records);
+    registry
+        .GetCounter("terrace_nvme_rebuilt_objects_total",
+                    "Objects that a start found in the segments after their manifest was lost.", labels)
+        ->Add(store_->rebuilt_objects);
+    registry
+        .GetCounter("terrace_nvme_unadopted_objects_total",
+                    "Tier pages that such a start found and left out: erased, or under a later write.",
+                    labels)
+        ->Add(store_->unadopted_objects);
   }
   transfers_ = std::make_unique<TransferQueue>(
       engine_.get(), TransferLimits{store_->options.request_bytes, store_->options.inflight_bytes});
+  staging_.emplace(store_->options.inflight_bytes);
+  PrepareEngine();
   for (const std::string& warning : store_->warnings) Log(LogLevel::kWarning, warning);
   UpdateFigures();
   accepting_ = true;
-  commits_ = std::make_unique<CommitThread>(store_->manifest.get(),
-                                            [this](std::function<void()> work) { Post(std::move(work)); });
-  thread_ = std::thread([this] { Run(); });
+  const bool own = threads_ == CoreThreads::kOwn;
+  commits_ = std::make_unique<CommitThread>(
+      store_->manifest.get(), [this](std::span<const ErasedEntry> entries) { return LogErased(entries); },
+      [this](std::function<void()> work) { Post(std::move(work)); }, own);
+  if (own) thread_ = std::thread([this] { Run(); });
   return OkStatus();
 }
 
+void NvmeCore::PrepareEngine() {
+  engine_->RegisterMemory(context_.regions);
+  for (uint32_t i = 0; i < store_->segments->count(); ++i) {
+    if (DiskFile* file = store_->segments->file(i)) engine_->AddFile(file->fd());
+  }
+  const IoEngineMode mode = engine_->mode();
+  const bool is_slower = !mode.fallback.empty() || !store_->is_direct;
+  Log(is_slower ? LogLevel::kWarning : LogLevel::kInfo,
+      "I/O by " + mode.engine +
+          (store_->is_direct ? ", O_DIRECT" : ", through the page cache: the file system has no O_DIRECT") +
+          (mode.registered_buffers ? ", registered buffers" : "") +
+          (mode.fallback.empty() ? "" : " (" + mode.fallback + ")"));
+  if (context_.metrics == nullptr) return;
+  const auto yes_no = [](bool is_so) { return std::string(is_so ? "yes" : "no"); };
+  metrics_.io_mode =
+      context_.metrics->GetGauge("terrace_nvme_io_mode", "Directories whose bytes move in this way.",
+                                 {{"backend", "nvme"},
+                                  {"mode", mode.engine},
+                                  {"direct", yes_no(store_->is_direct)},
+                                  {"registered", yes_no(mode.registered_buffers)}});
+  metrics_.io_mode->Add(1);
+}
+
 bool NvmeCore::Post(std::function<void()> work) {
-  const std::lock_guard lock(mutex_);
-  if (!accepting_) return false;
-  ++open_operations_;
-  inbox_.push_back(std::move(work));
+  {
+    const std::lock_guard lock(mutex_);
+    if (!accepting_) return false;
+    ++open_operations_;
+    inbox_.push_back(std::move(work));
+    if (!waiting_.exchange(false)) return true;  // it looks here before it waits
+    ++waking_;
+  }
+  // Not under the lock: whoever is woken would wait for it first.
   engine_->Wake();
+  --waking_;
   return true;
 }
 
-void NvmeCore::Begin() {
-  const std::lock_guard lock(mutex_);
-  ++open_operations_;
-}
+void NvmeCore::Begin() { ++open_operations_; }
 
 void NvmeCore::End() {
+  size_t open = open_operations_;
+  while (open > 1) {
+    if (open_operations_.compare_exchange_weak(open, open - 1)) return;
+  }
+  // Whoever waits for 0 sees it under the lock, and may destroy this object then.
   const std::lock_guard lock(mutex_);
   TERRACE_CHECK(open_operations_ > 0);
   if (--open_operations_ == 0) idle_.notify_all();
@@ -90,19 +149,46 @@ void NvmeCore::End() {
 
 void NvmeCore::Run() {
   pthread_setname_np(pthread_self(), "terrace-nvme");
-  std::vector<IoCompletion> completions;
-  while (!stopped_) {
+  for (;;) {
     RunInbox();
     CheckTimes();
     transfers_->Pump();
-    if (stopped_) break;
-    engine_->Wait(TimeToNextCheck(), &completions);
-    for (const IoCompletion& completion : completions) transfers_->OnCompletion(completion);
-    completions.clear();
+    // Zeros may be on their way that began when everything else had ended.
+    if (stopped_ && transfers_->is_idle()) break;
+    PrepareRoom();
+    transfers_->Pump();
+    SendCommits();
+    RunCompletions(TimeToWait());
   }
 }
 
-void NvmeCore::RunInbox() {
+bool NvmeCore::Step() {
+  const bool ran = RunInbox();
+  CheckTimes();
+  transfers_->Pump();
+  PrepareRoom();
+  transfers_->Pump();
+  const bool completed = RunCompletions(Duration(0)) > 0;
+  SendCommits();
+  return commits_->RunGroup() || ran || completed;
+}
+
+size_t NvmeCore::RunCompletions(std::optional<Duration> timeout) {
+  completions_.clear();
+  engine_->Wait(timeout, &completions_);
+  waiting_ = false;
+  if (!completions_.empty() || transfers_->is_idle()) health_->OnProgress();
+  if (completions_.empty()) return 0;
+  for (const IoCompletion& completion : completions_) transfers_->OnCompletion(completion);
+  // The device goes on while the tier hashes what has arrived.
+  transfers_->Pump();
+  engine_->Submit();
+  transfers_->Report();
+  SendCommits();
+  return completions_.size();
+}
+
+bool NvmeCore::RunInbox() {
   std::vector<std::function<void()>> work;
   {
     const std::lock_guard lock(mutex_);
@@ -113,6 +199,7 @@ void NvmeCore::RunInbox() {
     one = nullptr;  // what it captured goes before its end is seen
     End();
   }
+  return !work.empty();
 }
 
 void NvmeCore::Watch(const ActiveRef& op) {
@@ -161,6 +248,13 @@ std::optional<Duration> NvmeCore::TimeToNextCheck() const {
   return std::max(Duration(0), next_check_ - context_.clock->Now());
 }
 
+std::optional<Duration> NvmeCore::TimeToWait() {
+  const std::lock_guard lock(mutex_);
+  if (!inbox_.empty()) return Duration(0);
+  waiting_ = true;
+  return TimeToNextCheck();
+}
+
 void NvmeCore::Abandon(const ActiveRef& op, const Status& status) {
   op->answered = true;
   const auto answer = std::exchange(op->answer, nullptr);
@@ -169,6 +263,8 @@ void NvmeCore::Abandon(const ActiveRef& op, const Status& status) {
     transfers_->Stop(transfer);
     if (!transfer->ended) {
       op->orphaned = true;
+      if (status.code() == StatusCode::kDeadlineExceeded) health_->OnFailure();
+      ReportHealth();
       if (metrics_.orphaned_buffers) metrics_.orphaned_buffers->Add(1);
     }
   }
@@ -191,16 +287,36 @@ void NvmeCore::Commit(CommitTask task) {
     done(status);
     End();
   };
-  commits_->Enqueue(std::move(task));
+  new_commits_.push_back(std::move(task));
+}
+
+void NvmeCore::SendCommits() {
+  if (!new_commits_.empty()) commits_->Enqueue(&new_commits_);
+}
+
+RecordWrite NvmeCore::record_write() const {
+  switch (store_->options.durability) {
+    case Durability::kNone:
+      return RecordWrite::kUnlogged;
+    case Durability::kFlush:
+      return RecordWrite::kLogged;
+    case Durability::kSync:
+      return RecordWrite::kSynced;
+  }
+  return RecordWrite::kSynced;
 }
 
 void NvmeCore::UpdateFigures() {
-  used_bytes_.store(store_->allocator.live_bytes(), std::memory_order_relaxed);
-  if (metrics_.used_bytes == nullptr) return;
-  metrics_.used_bytes->Set(static_cast<int64_t>(store_->allocator.live_bytes()));
-  metrics_.live_objects->Set(static_cast<int64_t>(store_->index.size()));
+  const uint64_t zeroing = room_.zeroing ? room_.zeroing->length : 0;
+  const uint64_t used = store_->allocator.live_bytes() - zeroing;
+  used_bytes_.store(used, std::memory_order_relaxed);
+  usable_bytes_.store(store_->data_bytes - store_->allocator.quarantined_bytes(), std::memory_order_relaxed);
+  metrics_.used_bytes.Set(static_cast<int64_t>(used));
+  metrics_.quarantined_bytes.Set(static_cast<int64_t>(store_->allocator.quarantined_bytes()));
+  metrics_.live_objects.Set(static_cast<int64_t>(store_->index.size()));
   const uint64_t read = transfers_->bytes_done(IoDirection::kRead);
   const uint64_t written = transfers_->bytes_done(IoDirection::kWrite);
+  if (metrics_.read_bytes == nullptr) return;
   metrics_.read_bytes->Add(read - std::exchange(reported_read_, read));
   metrics_.written_bytes->Add(written - std::exchange(reported_written_, written));
 }
@@ -211,23 +327,24 @@ void NvmeCore::Log(LogLevel level, const std::string& message) const {
 
 void NvmeCore::CheckInvariants() {
   std::promise<void> checked;
-  const bool posted = Post([&] {
+  const auto check = [&] {
     store_->allocator.CheckInvariants();
     uint64_t indexed = 0;
-    for (const auto& [id, placement] : store_->index) {
-      TERRACE_CHECK(!placement->retired && placement->id == id);
-      for (const Extent& extent : placement->extents) indexed += extent.length;
+    for (const PlacementRef& placement : store_->index) {
+      TERRACE_CHECK(!placement->retired);
+      for (const Extent& extent : placement->extents()) indexed += extent.length;
     }
     TERRACE_CHECK(indexed <= store_->allocator.live_bytes());
     checked.set_value();
-  });
-  if (posted) checked.get_future().wait();
+  };
+  if (threads_ == CoreThreads::kStepped) return check();
+  if (Post(check)) checked.get_future().wait();
 }
 
-Result<ScanPage> NvmeCore::Scan(std::string_view cursor, size_t limit) {
+Result<ScanPage> NvmeCore::Scan(std::string_view cursor, size_t limit, ScanDetail detail) {
   const std::shared_lock lock(manifest_mutex_);
   if (!store_->manifest) return FailedPreconditionError("closed");
-  return store_->manifest->Scan(cursor, limit);
+  return store_->manifest->Scan(cursor, limit, detail);
 }
 
 Status NvmeCore::PutRoot(const RootRecord& record) {
@@ -243,6 +360,17 @@ Result<std::vector<RootRecord>> NvmeCore::ScanRoots() {
 }
 
 Status NvmeCore::WaitUntilIdle(TimePoint deadline) {
+  if (threads_ == CoreThreads::kStepped) {
+    // Nobody else gets it done; a device that never answers is the driver's business.
+    for (;;) {
+      const bool stepped = Step();
+      const std::lock_guard lock(mutex_);
+      if (open_operations_ == 0) return OkStatus();
+      if (!stepped && deadline != kNoDeadline && context_.clock->Now() >= deadline) {
+        return DeadlineExceededError("operations are in flight");
+      }
+    }
+  }
   std::unique_lock lock(mutex_);
   const auto idle = [this] { return open_operations_ == 0; };
   if (deadline == kNoDeadline) {
@@ -259,9 +387,11 @@ Status NvmeCore::WaitUntilIdle(TimePoint deadline) {
 Status NvmeCore::Close(TimePoint deadline) {
   const std::lock_guard closing(close_mutex_);
   if (closed_) return OkStatus();
-  if (thread_.joinable() && !WaitUntilIdle(deadline).ok()) {
+  closing_ = true;
+  if (commits_ && !WaitUntilIdle(deadline).ok()) {
     std::promise<std::string> cancelled;
     if (Post([&] { cancelled.set_value(CancelAll()); })) {
+      if (threads_ == CoreThreads::kStepped) Step();
       const std::string names = cancelled.get_future().get();
       // What only waited is gone now; what the device has is not.
       if (!names.empty()) return DeadlineExceededError("the device still has the buffers of " + names);
@@ -273,17 +403,26 @@ Status NvmeCore::Close(TimePoint deadline) {
 }
 
 Status NvmeCore::Shutdown() {
-  if (thread_.joinable()) {
+  if (commits_) {
     Post([this] { stopped_ = true; });
-    thread_.join();
+    if (thread_.joinable()) thread_.join();
     {
       const std::lock_guard lock(mutex_);
       accepting_ = false;
       inbox_.clear();
     }
+    while (waking_ > 0) std::this_thread::yield();
+    for (PartOfGauge* gauge :
+         {&metrics_.live_objects, &metrics_.used_bytes, &metrics_.quarantined_bytes, &metrics_.degraded}) {
+      gauge->Set(0);
+    }
     commits_.reset();
     transfers_.reset();
+    for (uint32_t i = 0; i < store_->segments->count(); ++i) {
+      if (DiskFile* file = store_->segments->file(i)) engine_->RemoveFile(file->fd());
+    }
     engine_.reset();
+    if (metrics_.io_mode != nullptr) metrics_.io_mode->Add(-1);
   }
   Status status;
   {
@@ -291,8 +430,10 @@ Status NvmeCore::Shutdown() {
     status = store_->manifest->Close();
     store_->manifest.reset();
   }
+  store_->erased.reset();
   store_->segments.reset();
   store_->directory.reset();
+  store_->disk.reset();
   return status;
 }
 

@@ -1,5 +1,6 @@
 // Writing: room first, then data, then the record, then the index.
 #include <algorithm>
+#include <cstring>
 
 #include "backends/nvme/nvme_core.h"
 #include "lib/base/status_macros.h"
@@ -34,20 +35,13 @@ Result<uint32_t> CheckedHeaderBytes(const PutOp& op) {
 }  // namespace
 
 void NvmeCore::Put(std::vector<PutOp> ops, PutDone done) {
-  auto batch = std::make_shared<OpBatch<Status>>();
-  batch->answers.resize(ops.size());
-  batch->open = ops.size();
-  batch->done = std::move(done);
-  auto shared = std::make_shared<std::vector<PutOp>>(std::move(ops));
-  const bool posted = Post([this, batch, shared] {
-    for (size_t i = 0; i < shared->size(); ++i) {
-      StartPut(std::move((*shared)[i]), [batch, i](const Status& status) { batch->Set(i, status); });
+  auto batch = std::make_shared<OpBatch<PutOp, Status>>(std::move(ops), std::move(done));
+  const bool posted = Post([this, batch] {
+    for (size_t i = 0; i < batch->ops.size(); ++i) {
+      StartPut(std::move(batch->ops[i]), [batch, i](const Status& status) { batch->Set(i, status); });
     }
   });
-  if (posted) return;
-  shared->clear();
-  std::fill(batch->answers.begin(), batch->answers.end(), FailedPreconditionError("not open"));
-  batch->done(batch->answers);
+  if (!posted) batch->Refuse(FailedPreconditionError("not open"));
 }
 
 void NvmeCore::StartPut(PutOp op, std::function<void(const Status&)> answer) {
@@ -67,79 +61,89 @@ void NvmeCore::StartPut(PutOp op, std::function<void(const Status&)> answer) {
   if (!header_bytes.ok()) return refuse(header_bytes.status());
   if (pending_puts_.size() >= kMaxPendingPuts)
     return refuse(ResourceExhaustedError("too many writes are waiting"));
+  if (const Status admitted = AdmitToDevice(); !admitted.ok()) return refuse(admitted);
 
-  auto placement = std::make_shared<Placement>();
-  placement->id = op.id;
-  placement->frame_bytes = op.meta.frame_bytes;
-  placement->header_bytes = *header_bytes;
-  Result<std::vector<Extent>> extents = AllocateExtents(kTierPageBytes + op.meta.frame_bytes);
-  if (!extents.ok()) return refuse(extents.status());
-  placement->extents = std::move(*extents);
-  placement->generation = store_->next_generation++;
-  op.meta.generation = placement->generation;
-  put->record.key = EncodeRecordKey(op.id);
-  put->record.place = EncodePlace({op.meta, placement->header_bytes, placement->extents});
-  if (op.meta.content) put->record.content = EncodeRecordContent(*op.meta.content);
-  placement->record_bytes = RecordBytes(put->record.place.size(), put->record.content.size());
-  if (store_->record_bytes + placement->record_bytes > store_->record_budget) {
-    store_->allocator.Free(placement->extents);
-    return refuse(ResourceExhaustedError("the manifest's share of the capacity is full"));
+  if (is_sealed()) {
+    const Result<ObjectSalt> salt = NewSalt();
+    if (!salt.ok()) return refuse(salt.status());
+    put->salt = *salt;
   }
-  store_->record_bytes += placement->record_bytes;
-  put->placement = std::move(placement);
+  put->header_bytes = *header_bytes;
   put->meta = std::move(op.meta);
   put->buffer = std::move(op.frame);
   put->answer = std::move(answer);
   put->sequence = next_sequence_++;
+  pending_puts_.emplace(put->id, put);
+  put_sequences_.insert(put->sequence);
+  room_.in_use = true;
+  Watch(put);
+  PlacePut(put);
+}
+
+void NvmeCore::WritePut(const PutRef& put, std::span<const Extent> extents) {
+  put->failed_syncs = failed_syncs_;
+  put->meta.generation = store_->next_generation++;
+  put->record.key = EncodeRecordKey(put->id);
+  if (put->meta.content) put->record.content = EncodeRecordContent(*put->meta.content);
+  const uint64_t content_bytes = StoredContentBytes(put->record.content.size());
+  put->record.place = EncodePlace({put->meta,
+                                   put->header_bytes,
+                                   {extents.begin(), extents.end()},
+                                   static_cast<uint32_t>(content_bytes),
+                                   store_->keys.newest_id()});
+  const uint64_t record_bytes = RecordBytes(put->record.place.size(), content_bytes);
+  if (store_->record_bytes + record_bytes > store_->record_budget) {
+    store_->allocator.Free(extents);
+    return EndUnplaced(put, ResourceExhaustedError("the manifest's share of the capacity is full"));
+  }
+  store_->record_bytes += record_bytes;
+  put->placement =
+      Placement::Make({put->id, put->meta.generation, put->header_bytes, record_bytes, is_sealed()}, extents);
   FillPage(*put);
 
   put->transfer = std::make_shared<Transfer>();
   put->transfer->direction = IoDirection::kWrite;
   // The tier page comes from a page of our own: the frame's buffer is shared with readers and other tiers.
-  AddSpans(*put->placement, 0, kTierPageBytes, put->page.get(), &put->transfer->spans);
-  AddSpans(*put->placement, kTierPageBytes, put->placement->frame_bytes,
-           const_cast<std::byte*>(put->buffer.frame().data()), &put->transfer->spans);
+  if (is_sealed()) {
+    PlanSealedPut(*put);
+  } else {
+    AddSpans(*put->placement, 0, kTierPageBytes, put->page.get(), &put->transfer->spans);
+    AddSpans(*put->placement, kTierPageBytes, put->placement->frame_bytes(),
+             const_cast<std::byte*>(put->buffer.frame().data()), &put->transfer->spans);
+  }
   put->transfer->on_end = [this, put](const Status& status) { FinishWrite(put, status); };
-  pending_puts_.emplace(put->id, put);
-  put_sequences_.insert(put->sequence);
   UpdateFigures();
-  Watch(put);
-  transfers_->Add(put->transfer);
+  if (!switches_.record_before_data) return transfers_->Add(put->transfer);
+  CommitPut(put, [this, put](const Status&) { transfers_->Add(put->transfer); });
 }
 
-Result<std::vector<Extent>> NvmeCore::AllocateExtents(uint64_t bytes) {
-  ExtentAllocator& allocator = store_->allocator;
-  std::optional<std::vector<Extent>> extents = allocator.Allocate(bytes);
-  // A segment is made only if that can help.
-  while (!extents && allocator.free_bytes() + store_->segments->uncreated_bytes() >= bytes &&
-         store_->segments->uncreated_bytes() > 0) {
-    TERRACE_ASSIGN_OR_RETURN(const uint32_t made, store_->segments->CreateNext());
-    allocator.GrowSegment(made, store_->segments->size_bytes(made));
-    extents = allocator.Allocate(bytes);
-  }
-  if (!extents) {
-    return ResourceExhaustedError("no room for " + std::to_string(bytes) +
-                                  " bytes: " + std::to_string(allocator.live_bytes()) + " of " +
-                                  std::to_string(data_bytes()) + " are in use");
-  }
-  return std::move(*extents);
-}
-
-void NvmeCore::FillPage(PutState& put) const {
-  put.page = MakeAlignedPage();
+void NvmeCore::FillPage(PutState& put) {
+  const uint64_t head_bytes = FrameOffsetInRun(put.placement->frame_bytes(), is_sealed());
+  put.page = staging_->Take(head_bytes);
+  std::memset(put.page.get() + kTierPageBytes, 0, head_bytes - kTierPageBytes);
   TierPage fields;
-  fields.directory = store_->directory->superblock().directory;
+  fields.directory = store_->directory->id();
   fields.generation = put.placement->generation;
-  fields.frame_bytes = put.placement->frame_bytes;
+  fields.frame_bytes = put.placement->frame_bytes();
   fields.expiry_ns = Nanoseconds(put.meta.expiry);
   fields.priority = put.meta.priority;
-  WriteTierPage(fields, put.buffer.frame().first(put.placement->header_bytes), *secret_,
+  if (is_sealed()) {
+    fields.sealed = true;
+    fields.key_id = store_->keys.newest_id();
+    fields.salt = put.salt;
+    fields.id = put.id;
+  }
+  const auto extents = put.placement->extents();
+  fields.extents.assign(extents.begin(), extents.end());
+  WriteTierPage(fields, put.buffer.frame().first(put.placement->header_bytes()), *secret_,
                 {put.page.get(), kTierPageBytes});
 }
 
 // The device is done with the buffers, whatever came of it.
 void NvmeCore::FinishWrite(const PutRef& put, Status status) {
+  NoteOutcome(*put, put->placement);
   put->buffer.Reset();
+  put->sealer.reset();
   put->page.reset();
   if (std::exchange(put->orphaned, false) && metrics_.orphaned_buffers) metrics_.orphaned_buffers->Add(-1);
   if (status.ok() && put->answered) status = CancelledError("given up by the caller");
@@ -148,19 +152,43 @@ void NvmeCore::FinishWrite(const PutRef& put, Status status) {
     FreeExtents(*put->placement);
     return FinishPut(put, status);
   }
-  for (const Extent& extent : put->placement->extents) store_->segments->MarkDirty(extent.segment);
-  CommitTask task;
-  task.changes.push_back(std::move(put->record));
-  task.done = [this, put](const Status& committed) {
-    if (!committed.ok()) {
+  for (const Extent& extent : put->placement->extents()) store_->segments->MarkDirty(extent.segment);
+  if (superblock_unsure_) RestoreSuperblock();
+  CommitPut(put, [this, put](Status committed) {
+    const bool is_sync = store_->options.durability == Durability::kSync;
+    if (!committed.ok() && is_sync) ++failed_syncs_;
+    const bool was_ok = committed.ok();
+    if (was_ok && put->cleared_by) {
+      // The Clear decides.
+    } else if (was_ok && superblock_unsure_) {
+      // Its tier page has a secret that the next open may not find.
+      committed = UnavailableError("the superblock is not written since the last Clear");
+    } else if (was_ok && is_sync && put->failed_syncs != failed_syncs_) {
+      committed = UnavailableError("a sync failed while it was written");
+    }
+    if (was_ok && !committed.ok()) {
+      DeleteRecord(put->placement, [](const Status&) {});
+    } else if (!committed.ok()) {
       FreeExtents(*put->placement);
     } else if (put->cleared_by) {
       put->cleared_by->placements.push_back(put->placement);  // its record goes with the others
     } else {
-      store_->index.emplace(put->id, put->placement);
+      store_->index.insert(put->placement);
     }
     FinishPut(put, committed);
-  };
+  });
+}
+
+void NvmeCore::CommitPut(const PutRef& put, std::function<void(const Status&)> done) {
+  CommitTask task;
+  task.changes.push_back(put->record);
+  task.write = record_write();
+  if (store_->options.durability == Durability::kSync && !switches_.skip_data_sync) {
+    for (const Extent& extent : put->placement->extents()) {
+      task.sync_files.push_back(store_->segments->file(extent.segment));
+    }
+  }
+  task.done = std::move(done);
   Commit(std::move(task));
 }
 

@@ -1,5 +1,4 @@
-// PrivateFileSystem: RocksDB's files with mode 0600, whatever the umask. The place for a file system that is
-// simulated to come in between.
+// PrivateFileSystem: RocksDB's files with mode 0600, whatever the umask.
 #pragma once
 
 #include <rocksdb/file_system.h>

@@ -1,19 +1,21 @@
 // TierDirectory: the directory of one NVMe tier, opened, checked, locked. Holds
 //
 //   superblock       see superblock.h
-//   lock             see directory_lock.h
+//   lock             see Disk::Lock
 //   manifest/        RocksDB
+//   erased           see erased_log.h
 //   seg-000000 ...   see segment_files.h
 //
 // Mode 0700, files 0600; no name in it is followed if it is a symbolic link.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 
-#include "backends/nvme/directory_lock.h"
-#include "backends/nvme/file_descriptor.h"
+#include "backends/nvme/disk.h"
+#include "backends/nvme/key_ring.h"
 #include "backends/nvme/superblock.h"
 #include "terrace/status.h"
 
@@ -27,28 +29,34 @@ class TierDirectory {
  public:
   // Makes the directory (its parent must exist) and its superblock where there is none. kDataLoss for a
   // directory that holds something else, a newer version or a broken superblock: nothing in it is touched.
-  // kUnavailable where it is held.
-  static Result<TierDirectory> Open(const std::string& path, uint64_t segment_bytes);
+  // kUnavailable where it is held. What KeyRing says where `keys` are not the directory's: nothing in it is
+  // touched; new keys are in the superblock, durably, when it returns. `disk` outlives it.
+  static Result<TierDirectory> Open(Disk& disk, uint64_t segment_bytes, const KeyRing& keys);
 
-  const std::string& path() const { return path_; }
-  int fd() const { return fd_.get(); }
+  const std::string& path() const { return disk_->path(); }
+  // For ever the same, on every thread.
+  const DirectoryId& id() const { return id_; }
+  // Not while another thread is in ReplaceSuperblock.
   const Superblock& superblock() const { return superblock_; }
-  std::string manifest_path() const { return path_ + "/" + kManifestDirectoryName; }
+  // Its superblock was made by this Open: there is nothing in it yet.
+  bool is_new() const { return is_new_; }
+  std::string manifest_path() const { return path() + "/" + kManifestDirectoryName; }
 
   // Durable when it returns OK; else the old one stands.
   Status ReplaceSuperblock(const Superblock& superblock);
-  void Unlock() { lock_.Release(); }
 
  private:
-  TierDirectory() = default;
-  Status MakeAndOpen(const std::string& path);
+  explicit TierDirectory(Disk* disk) : disk_(disk) {}
   // The superblock, or nullopt in a directory that has nothing yet.
   Result<std::optional<Superblock>> ReadSuperblock() const;
   Status CheckNothingForeign() const;
+  // The superblock with the checks of all keys; kPermissionDenied, kInvalidArgument: see KeyRing.
+  Result<Superblock> WithKeys(Superblock superblock, const KeyRing& keys) const;
 
-  std::string path_;
-  FileDescriptor fd_;
-  DirectoryLock lock_;
+  Disk* disk_;
+  std::unique_ptr<DiskLock> lock_;
+  DirectoryId id_{};
+  bool is_new_ = false;
   Superblock superblock_;
 };
 

@@ -26,9 +26,16 @@ Status ErrorOf(const IoRequest& request, int error) {
   return error == ENOSPC || error == EDQUOT ? ResourceExhaustedError(text) : UnavailableError(text);
 }
 
+// Not: what another try, or more room, may mend.
+bool IsOfTheMedium(int error) {
+  return error == EIO || error == ENODATA || error == EILSEQ || error == EREMOTEIO || error == EBADMSG ||
+         error == ETIMEDOUT || error == ENOLINK;
+}
+
 }  // namespace
 
-TransferQueue::TransferQueue(IoEngine* engine, TransferLimits limits) : engine_(engine), limits_(limits) {
+TransferQueue::TransferQueue(IoEngine* engine, TransferLimits limits)
+    : engine_(engine), limits_(limits), write_share_(limits.inflight_bytes) {
   for (uint32_t i = 0; i < kMaxRequests; ++i) {
     requests_.push_back(std::make_unique<Request>());
     idle_.push_back(requests_.back().get());
@@ -54,11 +61,12 @@ void TransferQueue::Stop(const TransferRef& transfer) {
 
 void TransferQueue::Pump() {
   Lane& reads = lanes_[Index(IoDirection::kRead)];
-  PumpLane(reads, kMaxRequestsPerLane);
-  PumpLane(lanes_[Index(IoDirection::kWrite)], reads.waiting.empty() ? kMaxRequestsPerLane : 1);
+  PumpLane(reads, limits_.inflight_bytes);
+  if (!reads.waiting.empty() || reads.in_flight > 0) write_share_ = limits_.request_bytes;
+  PumpLane(lanes_[Index(IoDirection::kWrite)], write_share_);
 }
 
-void TransferQueue::PumpLane(Lane& lane, uint32_t max_requests) {
+void TransferQueue::PumpLane(Lane& lane, uint64_t max_bytes) {
   while (!lane.waiting.empty()) {
     const TransferRef transfer = lane.waiting.front();
     if (transfer->stopped || !HasMore(*transfer)) {
@@ -66,45 +74,63 @@ void TransferQueue::PumpLane(Lane& lane, uint32_t max_requests) {
       EndIfIdle(transfer);
       continue;
     }
-    if (lane.in_flight >= max_requests || idle_.empty()) return;
-    const uint64_t room = limits_.inflight_bytes - lane.in_flight_bytes;
-    if (room < std::min(limits_.request_bytes, transfer->spans[transfer->span].length - transfer->span_done))
-      return;
+    if (lane.in_flight >= kMaxRequestsPerLane || idle_.empty()) return;
     Request* request = idle_.back();
+    const uint64_t bytes = PlanRequest(*transfer, *request);
+    // Rather later than in crumbs. The share may have shrunk below what is in flight.
+    if (lane.in_flight_bytes + bytes > max_bytes) return;
+    Take(*transfer, bytes);
+    if (transfer->stage) Stage(*transfer, *request);
     idle_.pop_back();
     request->transfer = transfer;
     request->retries = 0;
-    NextRequest(*transfer, *request);
-    request->charged_bytes = BytesOf(*request);
-    lane.in_flight_bytes += request->charged_bytes;
+    request->charged_bytes = bytes;
+    lane.in_flight_bytes += bytes;
     ++lane.in_flight;
     ++transfer->in_flight;
     engine_->Start(request);
   }
 }
 
-void TransferQueue::NextRequest(Transfer& transfer, Request& request) const {
+uint64_t TransferQueue::PlanRequest(const Transfer& transfer, Request& request) const {
   const TransferSpan& first = transfer.spans[transfer.span];
+  uint64_t done = transfer.span_done;
   request.direction = transfer.direction;
   request.fd = first.fd;
-  request.offset = first.offset + transfer.span_done;
+  request.offset = first.offset + done;
   request.num_memory = 0;
-  const uint64_t in_flight = lanes_[Index(transfer.direction)].in_flight_bytes;
-  uint64_t left = std::min(limits_.request_bytes, limits_.inflight_bytes - in_flight);
-  uint64_t offset = request.offset;
+  uint64_t bytes = 0;
   // A tier page and the frame behind it lie apart in memory and together on disk: one request.
-  while (left > 0 && HasMore(transfer) && request.num_memory < request.memory.size()) {
-    const TransferSpan& span = transfer.spans[transfer.span];
-    if (span.fd != request.fd || span.offset + transfer.span_done != offset) break;
-    const uint64_t n = std::min(left, span.length - transfer.span_done);
-    request.memory[request.num_memory++] = {span.memory + transfer.span_done, n};
-    left -= n;
-    offset += n;
-    transfer.span_done += n;
-    if (transfer.span_done == span.length) {
-      ++transfer.span;
-      transfer.span_done = 0;
+  for (size_t i = transfer.span; i < transfer.spans.size(); ++i) {
+    const TransferSpan& span = transfer.spans[i];
+    if (bytes == limits_.request_bytes || request.num_memory == request.memory.size()) break;
+    if (span.fd != request.fd || span.offset + done != request.offset + bytes) break;
+    const uint64_t n = std::min(limits_.request_bytes - bytes, span.length - done);
+    request.memory[request.num_memory++] = {span.memory + done, n};
+    bytes += n;
+    done = 0;
+  }
+  return bytes;
+}
+
+void TransferQueue::Stage(const Transfer& transfer, Request& request) {
+  for (uint32_t i = 0; i < request.num_memory; ++i) {
+    iovec& memory = request.memory[i];
+    request.staged[i] = transfer.stage(static_cast<std::byte*>(memory.iov_base), memory.iov_len);
+    if (request.staged[i]) memory.iov_base = request.staged[i].get();
+  }
+}
+
+void TransferQueue::Take(Transfer& transfer, uint64_t n) {
+  while (n > 0) {
+    const uint64_t left = transfer.spans[transfer.span].length - transfer.span_done;
+    if (n < left) {
+      transfer.span_done += n;
+      return;
     }
+    n -= left;
+    ++transfer.span;
+    transfer.span_done = 0;
   }
 }
 
@@ -117,9 +143,9 @@ void TransferQueue::OnCompletion(const IoCompletion& completion) {
   bool again = false;
   if (result == -EAGAIN || result == -EINTR) {
     again = ++request->retries <= kMaxRetries;
-    if (!again && transfer.status.ok()) transfer.status = ErrorOf(*request, static_cast<int>(-result));
+    if (!again) Fail(*request, static_cast<int>(-result));
   } else if (result < 0) {
-    if (transfer.status.ok()) transfer.status = ErrorOf(*request, static_cast<int>(-result));
+    Fail(*request, static_cast<int>(-result));
   } else if (result == 0) {
     if (transfer.status.ok()) {
       transfer.status =
@@ -133,7 +159,7 @@ void TransferQueue::OnCompletion(const IoCompletion& completion) {
     if (whole > 0) request->retries = 0;
     Consume(*request, whole);
     again = whole < wanted && (whole > 0 || ++request->retries <= kMaxRetries);
-    if (whole < wanted && !again) transfer.status = ErrorOf(*request, EIO);
+    if (whole < wanted && !again) Fail(*request, EIO);
   }
   if (!transfer.status.ok()) transfer.stopped = true;
   if (again && !transfer.stopped) {
@@ -144,6 +170,16 @@ void TransferQueue::OnCompletion(const IoCompletion& completion) {
   Finish(request);
 }
 
+void TransferQueue::Fail(const Request& request, int error) {
+  Transfer& transfer = *request.transfer;
+  if (!transfer.status.ok()) return;
+  transfer.status = ErrorOf(request, error);
+  if (!IsOfTheMedium(error)) return;
+  transfer.failed_fd = request.fd;
+  transfer.failed_offset = request.offset;
+  transfer.failed_bytes = BytesOf(request);
+}
+
 void TransferQueue::Consume(Request& request, uint64_t n) {
   bytes_done_[Index(request.direction)] += n;
   request.offset += n;
@@ -151,7 +187,10 @@ void TransferQueue::Consume(Request& request, uint64_t n) {
     iovec& first = request.memory[0];
     const uint64_t part = std::min<uint64_t>(n, first.iov_len);
     auto* memory = static_cast<std::byte*>(first.iov_base);
-    if (request.transfer->on_bytes) request.transfer->on_bytes(memory, part);
+    if (request.transfer->on_bytes) {
+      ++request.transfer->unreported;
+      arrivals_.push_back({request.transfer, memory, part});
+    }
     first.iov_base = memory + part;
     first.iov_len -= part;
     n -= part;
@@ -166,15 +205,33 @@ void TransferQueue::Finish(Request* request) {
   Lane& lane = lanes_[Index(request->direction)];
   lane.in_flight_bytes -= request->charged_bytes;
   --lane.in_flight;
-  const TransferRef transfer = std::move(request->transfer);
+  if (request->direction == IoDirection::kWrite) {
+    write_share_ = std::min(write_share_ + request->charged_bytes, limits_.inflight_bytes);
+  }
+  TransferRef transfer = std::move(request->transfer);
   request->transfer = nullptr;
+  request->staged = {};
   idle_.push_back(request);
   --transfer->in_flight;
-  EndIfIdle(transfer);
+  arrivals_.push_back({std::move(transfer)});
+}
+
+void TransferQueue::Report() {
+  // What is called may stop transfers and add some.
+  reporting_.swap(arrivals_);
+  for (const Arrival& arrival : reporting_) {
+    Transfer& transfer = *arrival.transfer;
+    if (arrival.n > 0) {
+      transfer.on_bytes(arrival.memory, arrival.n);
+      --transfer.unreported;
+    }
+    EndIfIdle(arrival.transfer);
+  }
+  reporting_.clear();
 }
 
 void TransferQueue::EndIfIdle(const TransferRef& transfer) {
-  if (transfer->ended || transfer->in_flight > 0) return;
+  if (transfer->ended || transfer->in_flight > 0 || transfer->unreported > 0) return;
   if (HasMore(*transfer) && !transfer->stopped) return;
   transfer->ended = true;
   const auto on_end = std::move(transfer->on_end);

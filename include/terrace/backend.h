@@ -98,6 +98,11 @@ enum class EraseMode {
 using EraseDone = std::function<void(std::span<const Status>)>;
 using StatusDone = std::function<void(const Status&)>;
 
+// What a Scan gives of an object. kPlaces: all but tokens and items; `meta.content` is null where the backend
+// would have to read it for that, so that a start sees many objects soon. kContents: these too; null where
+// the backend does not keep them, or can no longer read them.
+enum class ScanDetail : uint8_t { kPlaces, kContents };
+
 struct ScannedObject {
   ObjectId id;
   ObjectMeta meta;
@@ -177,8 +182,8 @@ class TERRACE_API Backend {
   std::vector<BufferRef> Borrow(std::span<const ObjectId> ids);
 
   // Up to `limit` objects from `cursor` (empty = the beginning) in an order of the backend's own. Objects put
-  // or erased meanwhile may or may not be seen.
-  Result<ScanPage> Scan(std::string_view cursor, size_t limit);
+  // or erased meanwhile may or may not be seen. A cursor is good for either detail.
+  Result<ScanPage> Scan(std::string_view cursor, size_t limit, ScanDetail detail = ScanDetail::kContents);
 
   // The roots table: root -> spec, adapters, SHA-256(salt). Putting an equal record again is free.
   Status PutRoot(const RootRecord& record);
@@ -207,7 +212,7 @@ class TERRACE_API Backend {
   virtual void DoClear(StatusDone done) = 0;
   virtual void DoFlush(StatusDone done) = 0;
   virtual std::vector<BufferRef> DoBorrow(std::span<const ObjectId> ids);
-  virtual Result<ScanPage> DoScan(std::string_view cursor, size_t limit) = 0;
+  virtual Result<ScanPage> DoScan(std::string_view cursor, size_t limit, ScanDetail detail) = 0;
   virtual Status DoPutRoot(const RootRecord& record) = 0;
   virtual Result<std::vector<RootRecord>> DoScanRoots() = 0;
   virtual void DoMatch(PrefixQuery query, MatchDone done);

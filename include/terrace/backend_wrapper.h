@@ -31,7 +31,7 @@ class TERRACE_API BackendWrapper : public Backend {
   void DoClear(StatusDone done) override;
   void DoFlush(StatusDone done) override;
   std::vector<BufferRef> DoBorrow(std::span<const ObjectId> ids) override;
-  Result<ScanPage> DoScan(std::string_view cursor, size_t limit) override;
+  Result<ScanPage> DoScan(std::string_view cursor, size_t limit, ScanDetail detail) override;
   Status DoPutRoot(const RootRecord& record) override;
   Result<std::vector<RootRecord>> DoScanRoots() override;
   void DoMatch(PrefixQuery query, MatchDone done) override;

@@ -36,8 +36,10 @@ class ManagerCore;
 
 class TERRACE_API StorageManager {
  public:
-  // Makes pool and threads, attaches the tiers, rebuilds the index from durable ones. kInvalidArgument
-  // names the option. An empty list of tiers is valid (nothing is kept).
+  // Makes pool and threads, attaches the tiers, rebuilds the index from durable ones: where objects lie at
+  // once, tokens and items of large tiers in the background, so that for some seconds a chunk may be matched
+  // as a whole or not at all. kInvalidArgument names the option. An empty list of tiers is valid (nothing is
+  // kept).
   static Result<std::unique_ptr<StorageManager>> Open(StorageOptions options, std::vector<Tier> tiers);
   ~StorageManager();  // closes, if Close was not called
 

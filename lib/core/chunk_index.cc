@@ -99,7 +99,7 @@ IndexEntry& ChunkIndex::ReserveParent(const ChunkKey& key) {
 }
 
 IndexEntry& ChunkIndex::Add(const Facts& facts, const PackedContentRef& content) {
-  TERRACE_CHECK(content && content->num_tokens() > 0 && content->num_tokens() <= UINT16_MAX)
+  TERRACE_CHECK(!content || (content->num_tokens() > 0 && content->num_tokens() < IndexEntry::kUnknownTokens))
       << "a chunk without tokens, or with too many";
   ShardOf(facts.key).handles.Prefetch(facts.key);
   IndexEntry& parent = ReserveParent(facts.parent);
@@ -112,20 +112,23 @@ IndexEntry& ChunkIndex::Add(const Facts& facts, const PackedContentRef& content)
     entry = &FindOrMake(shard, facts.key);
     AwaitSweep(lock, *entry);
     is_new = entry->is_placeholder();
-    gains_content = !entry->content;
+    gains_content = content && !entry->content;
     if (is_new) {
       entry->parent = &parent;
       entry->root_number = facts.root_number;
       entry->first_token = facts.first_token;
-      entry->num_tokens = static_cast<uint16_t>(content->num_tokens());
+      entry->num_tokens = IndexEntry::kUnknownTokens;
       ++shard.num_chunks;
     }
-    if (gains_content) GiveContent(*entry, content);
+    if (gains_content) {
+      entry->num_tokens = static_cast<uint16_t>(content->num_tokens());
+      GiveContent(*entry, content);
+    }
   }
   {
     std::lock_guard lock(ShardOf(parent.key).mutex);
     --parent.stays;
-    if (gains_content) {
+    if (gains_content || is_new) {
       if (!is_new) treap_.Erase(parent, *entry);
       ChildTreap::SetPlace(*entry, content.get());
       treap_.Insert(parent, *entry);

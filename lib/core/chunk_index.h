@@ -65,7 +65,8 @@ class ChunkIndex {
     uint32_t first_token = 0;
   };
   // The entry of facts.key; made, with this content, if there is none (or a placeholder alone). An entry that
-  // lost its content gets it back.
+  // lost its content gets it back. Null: it comes later, by another Add; until then nothing inside the chunk
+  // is matched.
   IndexEntry& Add(const Facts& facts, const PackedContentRef& content);
   // `change(entry)` with the shard locked: the way to write an entry's objects and to read its pins.
   template <typename F>

@@ -42,6 +42,8 @@ enum class ChildOrder : uint8_t {
 };
 
 struct IndexEntry {
+  static constexpr uint16_t kUnknownTokens = UINT16_MAX;
+
   ChunkKey key;
 
   // The index's own: the entry's place among its siblings, a treap in order of content with priorities from
@@ -52,7 +54,7 @@ struct IndexEntry {
   ChildOrder order = ChildOrder::kNoContent;
 
   bool was_visited = false;  // since the sweep for index_bytes last passed
-  uint16_t num_tokens = 0;   // 0 for placeholders
+  uint16_t num_tokens = 0;   // 0 for placeholders, kUnknownTokens before the content was first given
 
   // Pins. `holds` keeps the entry in the index; the others, of which each has a hold too, protect its objects
   // in the host tier and in the tiers below.

@@ -365,10 +365,10 @@ std::vector<BufferRef> Backend::Borrow(std::span<const ObjectId> ids) {
   return buffers;
 }
 
-Result<ScanPage> Backend::Scan(std::string_view cursor, size_t limit) {
+Result<ScanPage> Backend::Scan(std::string_view cursor, size_t limit, ScanDetail detail) {
   if (Status ready = Ready(); !ready.ok()) return ready;
   if (limit == 0) return InvalidArgumentError("limit = 0, allowed 1 and more");
-  return GuardedAnswer(Measures::Violations(measures_), [&] { return DoScan(cursor, limit); });
+  return GuardedAnswer(Measures::Violations(measures_), [&] { return DoScan(cursor, limit, detail); });
 }
 
 Status Backend::PutRoot(const RootRecord& record) {

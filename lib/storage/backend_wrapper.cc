@@ -33,8 +33,8 @@ void BackendWrapper::DoErase(std::vector<ObjectId> ids, EraseMode mode, EraseDon
 void BackendWrapper::DoClear(StatusDone done) { base_->Clear(std::move(done)); }
 void BackendWrapper::DoFlush(StatusDone done) { base_->Flush(std::move(done)); }
 std::vector<BufferRef> BackendWrapper::DoBorrow(std::span<const ObjectId> ids) { return base_->Borrow(ids); }
-Result<ScanPage> BackendWrapper::DoScan(std::string_view cursor, size_t limit) {
-  return base_->Scan(cursor, limit);
+Result<ScanPage> BackendWrapper::DoScan(std::string_view cursor, size_t limit, ScanDetail detail) {
+  return base_->Scan(cursor, limit, detail);
 }
 Status BackendWrapper::DoPutRoot(const RootRecord& record) { return base_->PutRoot(record); }
 Result<std::vector<RootRecord>> BackendWrapper::DoScanRoots() { return base_->ScanRoots(); }

@@ -86,6 +86,7 @@ Result<std::shared_ptr<ManagerCore>> ManagerCore::Open(StorageOptions options, s
   core->copy_strand_ = std::make_shared<Strand>(core->executor_, core->callback_exceptions_);
   core->reclaimer_ = std::make_unique<HostReclaimer>(*core);
   core->pool_->SetReclaimer(core->reclaimer_.get());
+  core->StartContents();
   return core;
 }
 
@@ -133,100 +134,6 @@ Status ManagerCore::AttachTiers(std::vector<Tier> tiers) {
     tiers_.push_back(std::move(tier));
   }
   return OkStatus();
-}
-
-Status ManagerCore::RebuildIndex() {
-  Evictions evictions;
-  TERRACE_RETURN_IF_ERROR(ScanTiers(evictions));
-  SendEvictions(std::move(evictions));
-  return OkStatus();
-}
-
-Status ManagerCore::ScanTiers(Evictions& evictions) {
-  std::lock_guard lock(mutex_);
-  for (size_t t = 0; t < tiers_.size(); ++t) {
-    if (!tiers_[t].capabilities.is_durable) continue;
-    TERRACE_ASSIGN_OR_RETURN(const std::vector<RootRecord> records, tiers_[t].backend->ScanRoots());
-    for (const RootRecord& record : records) {
-      Result<KvSpec> spec = KvSpec::Parse(record.spec);
-      if (!spec.ok()) {
-        LogWarning("a root of tier '" + tiers_[t].name + "' was skipped: " + spec.status().ToString());
-        continue;
-      }
-      if (!roots_.Find(record.root)) roots_.Put(*spec, record);
-    }
-    TERRACE_RETURN_IF_ERROR(ScanTier(t, evictions));
-  }
-  DropUnreachable(evictions);
-  return OkStatus();
-}
-
-Status ManagerCore::ScanTier(size_t t, Evictions& evictions) {
-  std::vector<ScannedObject> found;
-  std::string cursor;
-  do {
-    TERRACE_ASSIGN_OR_RETURN(ScanPage page, tiers_[t].backend->Scan(cursor, 4096));
-    std::move(page.objects.begin(), page.objects.end(), std::back_inserter(found));
-    cursor = std::move(page.next_cursor);
-  } while (!cursor.empty());
-  std::sort(found.begin(), found.end(), [](const ScannedObject& a, const ScannedObject& b) {
-    return a.meta.generation < b.meta.generation;
-  });
-  uint64_t num_useless = 0;
-  const auto drop = [&](const ObjectId& id) {
-    ++num_useless;
-    QueueErase(id, t, evictions);
-  };
-  for (ScannedObject& object : found) {
-    const ObjectMeta& meta = object.meta;
-    // The record's own identity is checked here, its bytes when they are read.
-    if (!meta.content || TokenHasher::KeyOf(meta.parent, *meta.content) != object.id.key) {
-      drop(object.id);
-      continue;
-    }
-    if (meta.first_token > UINT32_MAX || meta.frame_bytes / kFrameAlignment > UINT32_MAX) {
-      drop(object.id);
-      continue;
-    }
-    IndexEntry& entry = index_->Add({.key = object.id.key,
-                                     .parent = meta.parent,
-                                     .root_number = roots_.NumberOf(meta.root),
-                                     .first_token = static_cast<uint32_t>(meta.first_token)},
-                                    PackedContent::Make(*meta.content));
-    index_->Change(entry, [&](IndexEntry& e) {
-      ObjectPresence& presence = e.FindOrAdd(object.id.part);
-      presence.frame_pages = static_cast<uint32_t>(meta.frame_bytes / kFrameAlignment);
-      presence.payload_bytes = meta.payload_bytes;
-      presence.division = meta.division;
-    });
-    SetPresent(entry, object.id.part, t);
-  }
-  // Leaves colder than what they hang on, old requests colder than new ones.
-  for (const ScannedObject& object : found) {
-    const IndexEntry* entry = index_->Find(object.id.key);
-    if (entry != nullptr && !entry->is_placeholder() && !entry->has_children())
-      TouchUpwards(*entry, object.id.part, t);
-  }
-  orphaned_records_->Add(num_useless);
-  return OkStatus();
-}
-
-void ManagerCore::DropUnreachable(Evictions& evictions) {
-  std::vector<std::pair<ChunkKey, ObjectPart>> lost;
-  index_->ForEach([&](IndexEntry& entry) {
-    for (const ObjectPresence& object : entry.objects) {
-      for (size_t t = 0; t < tiers_.size(); ++t) {
-        if ((object.tiers & TierBit(t)) && !ParentReachable(entry, object.part, t, false)) {
-          lost.emplace_back(entry.parent->key, object.part);
-        }
-      }
-    }
-  });
-  const uint64_t before = unreachable_->value();
-  for (const auto& [parent, part] : lost) {
-    if (const IndexEntry* entry = index_->Find(parent)) CascadeUnreachable(*entry, part, evictions);
-  }
-  orphaned_records_->Add(unreachable_->value() - before);
 }
 
 bool ManagerCore::IsForkedChild() const { return getpid() != owner_pid_; }

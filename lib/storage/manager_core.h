@@ -102,7 +102,6 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
   // manager_core.cc
   Status AttachTiers(std::vector<Tier> tiers);
   void SetBudgets();
-  Status RebuildIndex();
   // Without a lock: a fork copies locks that other threads held, and nobody in the child gives them back.
   Status CheckNotForked() const;
   // By the injected clock; what is too far away to be said is never.
@@ -136,10 +135,6 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
     std::vector<std::vector<ObjectId>> by_tier;
   };
   void QueueErase(const ObjectId& id, size_t tier, Evictions& out);
-  // manager_core.cc: what durable tiers hold, at Open, and what of it is of no use.
-  Status ScanTiers(Evictions& out);
-  Status ScanTier(size_t tier, Evictions& out);
-  void DropUnreachable(Evictions& out);
   bool EvictObject(IndexEntry& entry, ObjectPart part, size_t tier, Unless unless, Evictions& out);
   void CascadeUnreachable(const IndexEntry& parent, ObjectPart part, Evictions& out);
   void EvictSuperseded(IndexEntry& longer, size_t tier, Evictions& out);
@@ -148,6 +143,33 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
   ObjectMeta MetaOf(const IndexEntry& entry, const ObjectPresence& object, ChunkContentRef content) const;
   // With mutex_ free.
   void SendEvictions(Evictions evictions);
+
+  // restore.cc: what durable tiers hold, at Open, and what of it is of no use. First where objects lie, which
+  // is all that a lookup of whole chunks needs; then tokens and items, page by page, the most of it in the
+  // background: until they are there, a chunk is found as a whole or not at all.
+  struct RestoredObject {
+    IndexEntry* entry;
+    uint64_t generation;
+    ObjectPart part;
+  };
+  struct ContentScan {
+    size_t tier = 0;
+    std::string cursor;
+  };
+  Status RebuildIndex();
+  Status ScanTiers(Evictions& out);
+  Status ScanTier(size_t tier, Evictions& out);
+  // False: the record cannot be of use.
+  bool RestoreObject(const ScannedObject& object, size_t tier, std::vector<RestoredObject>& out);
+  bool MayHang(const ScannedObject& object);
+  void PlaceInOrder(std::vector<RestoredObject> objects, size_t tier);
+  void DropUnreachable(Evictions& out);
+  // With mutex_ free: the rest in the background; one page, false after the last. After a failure the scan
+  // goes on with the next tier.
+  void StartContents();
+  struct TicketEnd;
+  void PostContents(ContentScan scan, std::shared_ptr<TicketEnd> end);
+  Result<bool> RestorePage(ContentScan& scan);
   void EndErases(size_t tier, std::span<const ObjectId> ids);
   // The same of evictions: those that failed are kept in mind.
   void EndEvictions(size_t tier, std::span<const ObjectId> ids, std::span<const Status> results);
@@ -318,7 +340,8 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
 
   std::mutex close_mutex_;  // one Close at a time; taken before mutex_
   mutable std::mutex mutex_;
-  std::condition_variable drained_;  // a ticket or a write ended
+  std::condition_variable drained_;              // a ticket or a write ended
+  std::optional<ContentScan> rest_of_contents_;  // between RebuildIndex and the end of Open
   bool closing_ = false;
   bool closed_ = false;
   bool tiers_closed_ = false;

@@ -110,6 +110,8 @@ class Matcher {
         plan_.chunks.emplace_back();
         plan_.found.resize(plan_.found.size() + rules_.size());
       }
+      // A key says how long its chunk is; the entry may not know yet.
+      if (taken) plan_.chunks.back().num_tokens = static_cast<uint32_t>(chunk_tokens_);
       const bool window_ok = taken && IsUsableAt(i + 1, Retention::kWindow);
       window_runs_.push_back(window_ok ? (window_runs_.empty() ? 0 : window_runs_.back()) + 1 : 0);
     }

@@ -1,5 +1,7 @@
 // Runs the conformance suite on the backends of this tree and on what wraps them.
 #include <gtest/gtest.h>
+#include <linux/magic.h>
+#include <sys/statfs.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -35,8 +37,8 @@ BackendFixture KeptFixture() {
 
 // A directory of its own, gone with the fixture.
 struct TemporaryDirectory {
-  TemporaryDirectory() {
-    std::string name = (std::filesystem::temp_directory_path() / "terrace-conformance-XXXXXX").string();
+  explicit TemporaryDirectory(const std::filesystem::path& parent) {
+    std::string name = (parent / "terrace-conformance-XXXXXX").string();
     if (mkdtemp(name.data()) == nullptr) DieOfBadResult(UnavailableError("no temporary directory: " + name));
     path = name;
   }
@@ -47,19 +49,82 @@ struct TemporaryDirectory {
   std::filesystem::path path;
 };
 
-BackendFixture NvmeFixture() {
+BackendFixture NvmeFixtureIn(const std::filesystem::path& parent, IoEngineKind engine,
+                             const std::vector<EncryptionKey>& keys = {}) {
   BackendFixture fixture;
-  auto directory = std::make_shared<TemporaryDirectory>();
-  fixture.make = [directory](uint64_t capacity_bytes) {
-    return MakeNvmeBackend({.directory = (directory->path / "tier").string(),
-                            .capacity_bytes = capacity_bytes,
-                            .segment_bytes = uint64_t{16} << 20});
+  auto directory = std::make_shared<TemporaryDirectory>(parent);
+  fixture.make = [directory, engine, keys](uint64_t capacity_bytes) {
+    NvmeOptions options;
+    options.directory = (directory->path / "tier").string();
+    options.capacity_bytes = capacity_bytes;
+    options.segment_bytes = uint64_t{16} << 20;
+    options.prepare_ahead_bytes = uint64_t{4} << 20;
+    options.io_engine = engine;
+    options.keys = keys;
+    return MakeNvmeBackend(options);
   };
   fixture.durable = true;
   fixture.write_header = WriteWireHeader;
   fixture.roomy_bytes = uint64_t{256} << 20;
   // The manifest has its share: 48 MiB leave two segments at least.
   fixture.tight_bytes = uint64_t{48} << 20;
+  return fixture;
+}
+
+BackendFixture NvmeFixture() {
+  return NvmeFixtureIn(std::filesystem::temp_directory_path(), IoEngineKind::kAuto);
+}
+
+BackendFixture NvmeThreadsFixture() {
+  return NvmeFixtureIn(std::filesystem::temp_directory_path(), IoEngineKind::kThreads);
+}
+
+BackendFixture NvmeTmpfsFixture() { return NvmeFixtureIn("/dev/shm", IoEngineKind::kAuto); }
+
+// Empty where a tier fits there; else why not.
+std::string WhyNoTmpfs() {
+  struct statfs facts {};
+  if (statfs("/dev/shm", &facts) != 0 || facts.f_type != TMPFS_MAGIC) return "/dev/shm is no tmpfs";
+  constexpr uint64_t kNeeded = uint64_t{1} << 30;  // the fixture's room, and what the tier leaves free
+  const uint64_t available = uint64_t{facts.f_bavail} * static_cast<uint64_t>(facts.f_bsize);
+  return available < kNeeded ? "/dev/shm has " + std::to_string(available) + " bytes free" : "";
+}
+
+class SkippedTest : public ::testing::Test {
+ public:
+  explicit SkippedTest(std::string reason) : reason_(std::move(reason)) {}
+  void TestBody() override { GTEST_SKIP() << reason_; }
+
+ private:
+  std::string reason_;
+};
+
+void RegisterTmpfs() {
+  const std::string reason = WhyNoTmpfs();
+  if (reason.empty()) return RegisterBackendConformance("NvmeTmpfs", NvmeTmpfsFixture);
+  ::testing::RegisterTest("NvmeTmpfs", "Conformance", nullptr, nullptr, __FILE__, __LINE__,
+                          [reason]() -> SkippedTest* { return new SkippedTest(reason); });
+}
+
+BackendFixture EncryptedNvmeFixture() {
+  return NvmeFixtureIn(std::filesystem::temp_directory_path(), IoEngineKind::kAuto,
+                       {{.id = 1, .bytes = {std::byte{7}}}, {.id = 2, .bytes = {std::byte{8}}}});
+}
+
+// Two directories as one, with space written ahead of use.
+BackendFixture NvmeStripeFixture() {
+  BackendFixture fixture = NvmeFixture();
+  auto directory = std::make_shared<TemporaryDirectory>(std::filesystem::temp_directory_path());
+  fixture.make = [directory](uint64_t capacity_bytes) {
+    NvmeOptions options;
+    options.directory = (directory->path / "tier").string();
+    options.more_directories = {(directory->path / "other").string()};
+    options.capacity_bytes = capacity_bytes;
+    options.segment_bytes = uint64_t{16} << 20;
+    options.prepare_ahead_bytes = uint64_t{8} << 20;
+    return MakeNvmeBackend(options);
+  };
+  fixture.deviations.divides_space = true;
   return fixture;
 }
 
@@ -102,6 +167,11 @@ void RegisterAll() {
   RegisterBackendConformance("Nvme", NvmeFixture);
   RegisterBackendConformance("FaultFreeNvme", Wrapped(NvmeFixture, no_faults));
   RegisterBackendFaults("Nvme", NvmeFixture);
+  RegisterBackendConformance("NvmeStripe", NvmeStripeFixture);
+  RegisterBackendConformance("EncryptedNvme", EncryptedNvmeFixture);
+  RegisterBackendFaults("EncryptedNvme", EncryptedNvmeFixture);
+  RegisterBackendConformance("NvmeThreads", NvmeThreadsFixture);
+  RegisterTmpfs();
 }
 
 }  // namespace

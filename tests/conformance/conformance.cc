@@ -106,11 +106,11 @@ void ConformanceRun::ExpectMisses(const TestObject& object) {
   EXPECT_EQ(result.status.code(), StatusCode::kNotFound) << result.status.ToString();
 }
 
-std::vector<ScannedObject> ConformanceRun::ScanAll(size_t limit) {
+std::vector<ScannedObject> ConformanceRun::ScanAll(size_t limit, ScanDetail detail) {
   std::vector<ScannedObject> all;
   std::string cursor;
   for (int page_index = 0; page_index < 100000; ++page_index) {
-    Result<ScanPage> page = backend_->Scan(cursor, limit);
+    Result<ScanPage> page = backend_->Scan(cursor, limit, detail);
     EXPECT_TRUE(page.ok()) << page.status().ToString();
     if (!page.ok()) return all;
     EXPECT_LE(page->objects.size(), limit);

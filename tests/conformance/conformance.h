@@ -20,6 +20,8 @@ namespace terrace {
 struct ConformanceDeviations {
   bool scan_without_content = false;  // Scan gives no tokens and items
   bool reports_no_bytes = false;      // on_bytes is never called
+  // Each object has its own part of the space: what one gives back may not serve another.
+  bool divides_space = false;
 };
 
 // A backend and the place that it lives in. Made once per test, so that each test begins with nothing.

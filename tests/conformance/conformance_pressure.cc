@@ -46,6 +46,7 @@ void CapacityIsEnforced(ConformanceRun& run) {
       stored.erase(stored.begin());
     }
     fill();
+    if (run.fixture().deviations.divides_space) continue;
     EXPECT_EQ(stored.size(), full) << "space is lost by erasing";
   }
   for (const TestObject& object : stored) run.ExpectHas(object);

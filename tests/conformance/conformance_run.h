@@ -84,7 +84,7 @@ class ConformanceRun {
   void ExpectHas(const TestObject& object);
   void ExpectMisses(const TestObject& object);
   // Every object, by pages of `limit`.
-  std::vector<ScannedObject> ScanAll(size_t limit);
+  std::vector<ScannedObject> ScanAll(size_t limit, ScanDetail detail = ScanDetail::kContents);
   BackendContext Context();
 
  private:

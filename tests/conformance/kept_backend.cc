@@ -113,7 +113,7 @@ void KeptBackend::DoFlush(StatusDone done) {
   Post([done = std::move(done)] { done(OkStatus()); });
 }
 
-Result<ScanPage> KeptBackend::DoScan(std::string_view cursor, size_t limit) {
+Result<ScanPage> KeptBackend::DoScan(std::string_view cursor, size_t limit, ScanDetail) {
   ObjectId after;
   if (!cursor.empty()) {
     if (cursor.size() != sizeof(after)) return InvalidArgumentError("cursor is not one of this backend");

@@ -38,7 +38,7 @@ class KeptBackend final : public Backend {
   void DoErase(std::vector<ObjectId> ids, EraseMode mode, EraseDone done) override;
   void DoClear(StatusDone done) override;
   void DoFlush(StatusDone done) override;
-  Result<ScanPage> DoScan(std::string_view cursor, size_t limit) override;
+  Result<ScanPage> DoScan(std::string_view cursor, size_t limit, ScanDetail) override;
   Status DoPutRoot(const RootRecord& record) override;
   Result<std::vector<RootRecord>> DoScanRoots() override;
   Status DoClose(TimePoint deadline) override;

@@ -33,6 +33,34 @@ TEST(ChunkIndexTest, AnEarlyItemDecidesBeforeALaterToken) {
   EXPECT_EQ(found[0].tokens, 2u);
 }
 
+TEST(ChunkIndexTest, AContentMayComeLater) {
+  ChunkIndex index;
+  const ChunkKey root = KeyNumber(0);
+  const ChunkContent content{{1, 2, 3}, {}};
+  const ChunkKey key = TokenHasher::KeyOf(root, content);
+  const ChunkIndex::Facts facts = {.key = key, .parent = root, .first_token = 0};
+  IndexEntry& entry = index.Add(facts, {});
+  index.Change(entry, [](IndexEntry& e) { e.FindOrAdd({}).tiers = TierBit(0); });
+  EXPECT_FALSE(entry.is_placeholder());
+  EXPECT_EQ(index.size(), 1u);
+  EXPECT_EQ(index.content_bytes(), 0u);
+  const ChunkContent query{{1, 2, 4}, {}};
+  EXPECT_TRUE(index.Neighbours(root, Whole(query), 4).empty());
+  EXPECT_TRUE(index.StrictPrefixes(entry).empty());
+  EXPECT_EQ(index.Children(*index.Find(root)), std::vector<IndexEntry*>{&entry});
+  EXPECT_EQ(&index.Add(facts, {}), &entry) << "again, still without";
+  EXPECT_EQ(&index.Add(facts, PackedContent::Make(content)), &entry);
+  EXPECT_EQ(entry.num_tokens, 3u);
+  EXPECT_EQ(index.size(), 1u);
+  const std::vector<Neighbour> found = index.Neighbours(root, Whole(query), 4);
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0].tokens, 2u);
+  index.Change(entry, [](IndexEntry& e) { e.FindOrAdd({}).tiers = 0; });
+  EXPECT_TRUE(index.RemoveIfUnused(entry));
+  EXPECT_EQ(index.Find(root), nullptr);
+  EXPECT_EQ(index.content_bytes(), 0u);
+}
+
 TEST(ChunkIndexTest, FindsAmongAMillionChildrenOfOneRoot) {
   const size_t num_children = 1000000 / kScale;
   ChunkIndex index;

@@ -1,6 +1,9 @@
 // Frames and records whose checksums are right and whose contents are not: written by someone who knows the
 // format.
 #include <gtest/gtest.h>
+#include <xxhash.h>
+
+#include <cstring>
 
 #include "lib/codec/piece_codec.h"
 #include "lib/wire/frame.h"
@@ -31,6 +34,20 @@ TEST(HostileFormatTest, RawPiecesAreStoredInTheirOwnLength) {
   EXPECT_FALSE(ParseFrameHeader(FrameOf({{0, 15, 15, 1, {}}}, 15)).ok());
 }
 
+TEST(HostileFormatTest, ASealedRunIsLongerByItsTags) {
+  ObjectRecord record;
+  record.meta.frame_bytes = 8192;
+  record.key_id = 1;
+  record.extents = {{0, 0, 4096 + 4096 + 8192}};
+  ASSERT_TRUE(DecodePlace(EncodePlace(record)).ok());
+  record.extents = {{0, 0, 4096 + 8192}};
+  EXPECT_FALSE(DecodePlace(EncodePlace(record)).ok());
+  record.key_id = 0;
+  ASSERT_TRUE(DecodePlace(EncodePlace(record)).ok());
+  record.extents = {{0, 0, 4096 + 4096 + 8192}};
+  EXPECT_FALSE(DecodePlace(EncodePlace(record)).ok());
+}
+
 TEST(HostileFormatTest, ExtentsWhoseSumOverflowsAreRefused) {
   ObjectRecord record;
   record.meta.frame_bytes = 8192;
@@ -49,6 +66,19 @@ TEST(HostileFormatTest, ExtentsWhoseSumOverflowsAreRefused) {
   record.meta.frame_bytes = 8192 + 1;
   record.extents = {{0, 0, 12288 + 1}};
   EXPECT_FALSE(DecodePlace(EncodePlace(record)).ok());
+}
+
+TEST(HostileFormatTest, APlaceHasOneForm) {
+  ObjectRecord record;
+  record.meta.frame_bytes = 8192;
+  record.extents = {{7, 0, 8192}, {7, 1 << 20, 4096}};
+  std::string place = EncodePlace(record);
+  ASSERT_TRUE(DecodePlace(place).ok());
+  // The reserved word behind the last extent's segment; then the sum made right.
+  place[place.size() - 8 - 20] = 1;
+  const uint64_t sum = XXH3_64bits(place.data(), place.size() - 8);
+  std::memcpy(place.data() + place.size() - 8, &sum, 8);
+  EXPECT_FALSE(DecodePlace(place).ok());
 }
 
 }  // namespace

@@ -218,10 +218,10 @@ std::vector<BufferRef> FaultBackend::DoBorrow(std::span<const ObjectId> ids) {
   return buffers;
 }
 
-Result<ScanPage> FaultBackend::DoScan(std::string_view cursor, size_t limit) {
+Result<ScanPage> FaultBackend::DoScan(std::string_view cursor, size_t limit, ScanDetail detail) {
   const FaultRates rates{.error = options().scan.error};
   if (DrawFault(rates) == Fault::kError) return InjectedError("Scan");
-  return BackendWrapper::DoScan(cursor, limit);
+  return BackendWrapper::DoScan(cursor, limit, detail);
 }
 
 Status FaultBackend::DoClose(TimePoint deadline) {

@@ -66,7 +66,7 @@ class FaultBackend final : public BackendWrapper {
   void DoClear(StatusDone done) override;
   void DoFlush(StatusDone done) override;
   std::vector<BufferRef> DoBorrow(std::span<const ObjectId> ids) override;
-  Result<ScanPage> DoScan(std::string_view cursor, size_t limit) override;
+  Result<ScanPage> DoScan(std::string_view cursor, size_t limit, ScanDetail detail) override;
   Status DoClose(TimePoint deadline) override;
 
  private:

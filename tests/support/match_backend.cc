@@ -54,7 +54,7 @@ class MatchBackend final : public Backend {
     done(OkStatus());
   }
   void DoFlush(StatusDone done) override { done(OkStatus()); }
-  Result<ScanPage> DoScan(std::string_view, size_t) override { return ScanPage{}; }
+  Result<ScanPage> DoScan(std::string_view, size_t, ScanDetail) override { return ScanPage{}; }
   Status DoPutRoot(const RootRecord&) override { return OkStatus(); }
   Result<std::vector<RootRecord>> DoScanRoots() override { return std::vector<RootRecord>{}; }
 

@@ -64,7 +64,7 @@ class MemoryDisk final : public Backend {
   }
   void DoFlush(StatusDone done) override { done(OkStatus()); }
 
-  Result<ScanPage> DoScan(std::string_view cursor, size_t limit) override {
+  Result<ScanPage> DoScan(std::string_view cursor, size_t limit, ScanDetail) override {
     std::lock_guard lock(platters_->mutex);
     ScanPage page;
     size_t skip = cursor.empty() ? 0 : std::stoul(std::string(cursor));

@@ -40,9 +40,9 @@ std::vector<BufferRef> ThrowingBackend::DoBorrow(std::span<const ObjectId> ids) 
   return BackendWrapper::DoBorrow(ids);
 }
 
-Result<ScanPage> ThrowingBackend::DoScan(std::string_view cursor, size_t limit) {
+Result<ScanPage> ThrowingBackend::DoScan(std::string_view cursor, size_t limit, ScanDetail detail) {
   MayThrow();
-  return BackendWrapper::DoScan(cursor, limit);
+  return BackendWrapper::DoScan(cursor, limit, detail);
 }
 
 Status ThrowingBackend::DoPutRoot(const RootRecord& record) {

@@ -30,7 +30,7 @@ class ThrowingBackend final : public BackendWrapper {
   void DoClear(StatusDone done) override;
   void DoFlush(StatusDone done) override;
   std::vector<BufferRef> DoBorrow(std::span<const ObjectId> ids) override;
-  Result<ScanPage> DoScan(std::string_view cursor, size_t limit) override;
+  Result<ScanPage> DoScan(std::string_view cursor, size_t limit, ScanDetail detail) override;
   Status DoPutRoot(const RootRecord& record) override;
   Result<std::vector<RootRecord>> DoScanRoots() override;
   // Closes the base first.

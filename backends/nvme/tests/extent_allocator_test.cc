@@ -104,6 +104,17 @@ TEST(ExtentAllocatorTest, TakesTheSmallestThatFits) {
   allocator.CheckInvariants();
 }
 
+TEST(ExtentAllocatorTest, ASmallOneIsCutFromTheLargestWhereNoSmallOneHoldsIt) {
+  ExtentAllocator allocator;
+  allocator.GrowSegment(0, 16 * kMiB);
+  const auto a = allocator.Allocate(2 * kMiB);
+  const auto b = allocator.Allocate(1 * kMiB);
+  allocator.Free(*a);  // holes of 2 MiB, and 13 MiB at the end
+  EXPECT_EQ(allocator.Allocate(kMiB / 2), (std::vector<Extent>{{0, 3 * kMiB, kMiB / 2}}));
+  EXPECT_EQ(allocator.Allocate(2 * kMiB), a) << "it stayed whole";
+  allocator.CheckInvariants();
+}
+
 TEST(ExtentAllocatorTest, FragmentsServeAsSeveralExtents) {
   ExtentAllocator allocator;
   allocator.GrowSegment(0, 16 * kMiB);
@@ -155,6 +166,71 @@ TEST(ExtentAllocatorTest, AGrownSegmentIsOneFreeSpace) {
   ASSERT_TRUE(all);
   EXPECT_EQ(*all, (std::vector<Extent>{{2, 0, 5 * kMiB}}));
   allocator.CheckInvariants();
+}
+
+TEST(ExtentAllocatorTest, WhatIsQuarantinedIsNeverGivenAgain) {
+  constexpr uint64_t kUnit = kExtentUnit;
+  ExtentAllocator allocator;
+  allocator.GrowSegment(0, 8 * kMiB);
+  const std::vector<Extent> object = {{0, 0, 2 * kMiB}, {0, 4 * kMiB, kMiB}};
+  const std::vector<Extent> neighbour = {{0, 5 * kMiB, kMiB}};
+  ASSERT_TRUE(allocator.Reserve(object));
+  ASSERT_TRUE(allocator.Reserve(neighbour));
+  const std::vector<Extent> bad = {
+      {0, 2 * kMiB - kUnit, 3 * kMiB},       // the end of the first extent to most of the second
+      {0, 2 * kMiB - 3 * kUnit, 2 * kUnit},  // in front of it
+      {0, 2 * kMiB - 2 * kUnit, kUnit},      // once more
+      {0, 5 * kMiB - kUnit, kMiB},           // the last unit, and a neighbour that is not freed
+      {1, 0, kMiB},                          // elsewhere
+  };
+  const std::vector<Extent> expected = {{0, 2 * kMiB - 3 * kUnit, 2 * kUnit},
+                                        {0, 2 * kMiB - kUnit, kUnit},
+                                        {0, 4 * kMiB, kMiB - kUnit},
+                                        {0, 5 * kMiB - kUnit, kUnit}};
+  EXPECT_EQ(allocator.FreeExcept(object, bad), expected);
+  allocator.CheckInvariants();
+  EXPECT_EQ(allocator.quarantined_bytes(), kMiB + 3 * kUnit);
+  EXPECT_EQ(allocator.live_bytes(), kMiB);
+  EXPECT_EQ(allocator.total_bytes(),
+            allocator.live_bytes() + allocator.free_bytes() + allocator.quarantined_bytes());
+  for (const Extent& extent : expected) EXPECT_FALSE(allocator.Reserve({{extent}}));
+  while (const auto extents = allocator.Allocate(kUnit)) {
+    for (const Extent& quarantined : expected) {
+      ASSERT_FALSE(quarantined.offset <= (*extents)[0].offset &&
+                   (*extents)[0].offset < quarantined.offset + quarantined.length);
+    }
+  }
+  EXPECT_EQ(allocator.free_bytes(), 0u);
+  allocator.Free(neighbour);
+  allocator.CheckInvariants();
+}
+
+TEST(ExtentAllocatorTest, AQuarantineOfEarlierLivesHoldsForSegmentsThatGrow) {
+  constexpr uint64_t kUnit = kExtentUnit;
+  ExtentAllocator allocator;
+  const std::vector<Extent> known = {{0, kMiB, kUnit},
+                                     {0, kMiB + kUnit - 1, 2},   // widened, and one with the first
+                                     {0, 3 * kMiB, 2 * kMiB},    // beyond the first size
+                                     {7, 0, kUnit},              // of a segment that is not made
+                                     {4'000'000'000, 0, kUnit},  // nor ever will be
+                                     {0, 0, 0},                  // nothing
+                                     {0, kUnit, ~uint64_t{0}},   // wraps around
+                                     {0, ~uint64_t{0} - 100, kUnit}};
+  allocator.AddQuarantine(known);
+  EXPECT_EQ(allocator.quarantined_bytes(), 0u);
+  allocator.GrowSegment(0, 4 * kMiB);
+  allocator.CheckInvariants();
+  EXPECT_EQ(allocator.quarantined_bytes(), kMiB + 2 * kUnit);
+  EXPECT_FALSE(allocator.Reserve({{{0, kMiB - kUnit, 2 * kUnit}}}));
+  EXPECT_TRUE(allocator.Reserve({{{0, kMiB - kUnit, kUnit}}}));
+  EXPECT_TRUE(allocator.Reserve({{{0, kMiB + 2 * kUnit, kUnit}}}));
+  allocator.GrowSegment(0, 6 * kMiB);
+  allocator.CheckInvariants();
+  EXPECT_EQ(allocator.quarantined_bytes(), 2 * kMiB + 2 * kUnit);
+  allocator.GrowSegment(7, kMiB);
+  allocator.CheckInvariants();
+  EXPECT_EQ(allocator.quarantined_bytes(), 2 * kMiB + 3 * kUnit);
+  EXPECT_EQ(allocator.free_bytes(), 7 * kMiB - allocator.quarantined_bytes() - 2 * kUnit);
 }
 
 TEST(ExtentAllocatorDeathTest, FreeingTwiceEndsTheProcess) {

@@ -275,5 +275,30 @@ TEST(NvmeBackendTest, WhatWasAcknowledgedOutlivesKillNine) {
   EXPECT_GT(hits, 20u);
 }
 
+TEST(NvmeDurabilityTest, ACleanCloseKeepsEverythingUnderEach) {
+  for (const Durability durability : {Durability::kNone, Durability::kFlush, Durability::kSync}) {
+    NvmeTestStore store;
+    NvmeOptions options = store.options();
+    options.durability = durability;
+    ASSERT_TRUE(store.TryOpen(options).ok());
+    const TestObject kept = MakeNvmeObject(1, 64 * kKiB);
+    const TestObject evicted = MakeNvmeObject(2, 64 * kKiB);
+    const TestObject erased = MakeNvmeObject(3, 64 * kKiB);
+    for (const TestObject& object : {kept, evicted, erased}) ASSERT_TRUE(store.Put(object).ok());
+    ASSERT_TRUE(store.Flush().ok());
+    const TestObject late = MakeNvmeObject(4, 64 * kKiB);
+    ASSERT_TRUE(store.Put(late).ok());
+    ASSERT_TRUE(store.Erase(evicted.id, EraseMode::kEvict).ok());
+    ASSERT_TRUE(store.Erase(erased.id, EraseMode::kErase).ok());
+    store.Close();
+    ASSERT_TRUE(store.TryOpen(options).ok());
+    store.ExpectHas(kept);
+    store.ExpectHas(late);
+    EXPECT_EQ(store.GetCode(evicted), StatusCode::kNotFound);
+    EXPECT_EQ(store.GetCode(erased), StatusCode::kNotFound);
+    EXPECT_EQ(store.backend().used_bytes(), 2 * (64 * kKiB + kTierPageBytes));
+  }
+}
+
 }  // namespace
 }  // namespace terrace

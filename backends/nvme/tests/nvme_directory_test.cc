@@ -8,9 +8,10 @@
 #include <cstring>
 #include <fstream>
 
-#include "backends/nvme/tests/nvme_test_store.h"
 #include "backends/nvme/superblock.h"
+#include "backends/nvme/tests/nvme_test_store.h"
 #include "backends/nvme/tier_directory.h"
+#include "lib/wire/frame.h"
 
 namespace terrace {
 namespace {
@@ -40,46 +41,6 @@ std::map<std::string, std::string> Picture(const fs::path& path) {
     picture[entry.path().string()] = entry.is_regular_file() ? ReadFile(entry.path()) : "";
   }
   return picture;
-}
-
-TEST(SuperblockTest, BytesAreFrozen) {
-  Superblock superblock;
-  for (size_t i = 0; i < superblock.directory.size(); ++i) superblock.directory[i] = std::byte(i + 1);
-  for (size_t i = 0; i < superblock.secret.size(); ++i) superblock.secret[i] = std::byte(0x80 + i);
-  superblock.segment_bytes = uint64_t{1} << 30;
-  const std::string bytes = EncodeSuperblock(superblock);
-  ASSERT_EQ(bytes.size(), 4096u);
-  std::string hex;
-  for (const unsigned char byte : bytes.substr(0, 88)) {
-    std::array<char, 3> two{};
-    std::snprintf(two.data(), two.size(), "%02x", byte);
-    hex += two.data();
-  }
-  EXPECT_EQ(hex,
-            "5445525244495231"
-            "01000000"
-            "00000000"
-            "0102030405060708090a0b0c0d0e0f10"
-            "808182838485868788898a8b8c8d8e8f909192939495969798999a9b9c9d9e9f"
-            "0000004000000000"
-            "ffcb38ab59121cb6d20ae5ea8263360e");
-  EXPECT_EQ(bytes.substr(88), std::string(4096 - 88, '\0'));
-  const Result<Superblock> read = DecodeSuperblock(bytes);
-  ASSERT_TRUE(read.ok());
-  EXPECT_EQ(read->directory, superblock.directory);
-  EXPECT_EQ(read->secret, superblock.secret);
-  EXPECT_EQ(read->segment_bytes, superblock.segment_bytes);
-}
-
-TEST(SuperblockTest, AnyFlippedBitIsSeen) {
-  const std::string bytes = EncodeSuperblock(NewSuperblock(16 * kMiB).value());
-  for (size_t bit = 0; bit < 88 * 8; ++bit) {
-    std::string flipped = bytes;
-    flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ (1 << (bit % 8)));
-    EXPECT_EQ(DecodeSuperblock(flipped).status().code(), StatusCode::kDataLoss) << "bit " << bit;
-  }
-  EXPECT_EQ(DecodeSuperblock(bytes.substr(0, 60)).status().code(), StatusCode::kDataLoss);
-  EXPECT_EQ(DecodeSuperblock("").status().code(), StatusCode::kDataLoss);
 }
 
 TEST(NvmeDirectoryTest, NobodyElseMayReadIt) {
@@ -126,17 +87,68 @@ TEST(NvmeDirectoryTest, ANewerVersionStaysAsItIs) {
   ASSERT_TRUE(store.Put(MakeNvmeObject(1, kMiB)).ok());
   store.Close();
   std::string bytes = ReadFile(store.path() / "superblock");
-  bytes[8] = 2;
+  const char version = bytes[8];
+  bytes[8] = 3;
   WriteFile(store.path() / "superblock", bytes);
   const auto before = Picture(store.path());
   const Status status = store.TryOpen(store.options());
   EXPECT_EQ(status.code(), StatusCode::kDataLoss);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("version 2"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("version 3"));
   EXPECT_EQ(Picture(store.path()), before);
-  bytes[8] = 1;
+  bytes[8] = version;
   WriteFile(store.path() / "superblock", bytes);
   store.Open();
   store.ExpectHas(MakeNvmeObject(1, kMiB));
+}
+
+// The superblock of a directory that an older program made.
+void MakeVersionOne(const fs::path& path) {
+  std::string bytes = ReadFile(path);
+  bytes[8] = 1;
+  std::memset(bytes.data() + 72, 0, bytes.size() - 72);
+  const Hash128 hash = HashBytes(std::as_bytes(std::span(bytes)).first(72));
+  std::memcpy(bytes.data() + 72, &hash.low, sizeof(hash.low));
+  std::memcpy(bytes.data() + 80, &hash.high, sizeof(hash.high));
+  WriteFile(path, bytes);
+}
+
+TEST(NvmeDirectoryTest, ADirectoryOfVersionOneOpensAndBecomesOneOfVersionTwo) {
+  NvmeTestStore store;
+  const TestObject object = MakeNvmeObject(1, kMiB);
+  store.Open();
+  ASSERT_TRUE(store.Put(object).ok());
+  store.Close();
+  MakeVersionOne(store.path() / "superblock");
+  const Superblock old = DecodeSuperblock(ReadFile(store.path() / "superblock")).value();
+  store.Open();
+  store.ExpectHas(object);
+  EXPECT_EQ(ReadFile(store.path() / "superblock")[8], 1) << "not before it is replaced";
+  ASSERT_TRUE(store.Clear().ok());
+  ASSERT_TRUE(store.Put(object).ok());
+  store.Reopen();
+  store.ExpectHas(object);
+  const Superblock replaced = DecodeSuperblock(ReadFile(store.path() / "superblock")).value();
+  EXPECT_EQ(ReadFile(store.path() / "superblock")[8], 2);
+  EXPECT_EQ(replaced.directory, old.directory);
+  EXPECT_EQ(replaced.segment_bytes, old.segment_bytes);
+  EXPECT_NE(replaced.secret, old.secret);
+}
+
+TEST(NvmeDirectoryTest, AClearReplacesTheSecretAndNothingElse) {
+  NvmeTestStore store;
+  store.Open();
+  store.Close();
+  Superblock before = DecodeSuperblock(ReadFile(store.path() / "superblock")).value();
+  before.rebuild_floor = 77;
+  WriteFile(store.path() / "superblock", EncodeSuperblock(before));
+  store.Open();
+  ASSERT_TRUE(store.Clear().ok());
+  store.Close();
+  const Superblock after = DecodeSuperblock(ReadFile(store.path() / "superblock")).value();
+  EXPECT_NE(after.secret, before.secret);
+  EXPECT_EQ(after.directory, before.directory);
+  EXPECT_EQ(after.segment_bytes, before.segment_bytes);
+  EXPECT_EQ(after.rebuild_floor, 77u);
 }
 
 TEST(NvmeDirectoryTest, WhatDiedWhileItWasMadeIsMadeAgain) {
@@ -222,6 +234,12 @@ TEST(NvmeOptionsTest, SaysFieldValueAndWhatIsAllowed) {
   NvmeOptions options;
   options.directory = "/somewhere";
   EXPECT_TRUE(options.Validate().ok());
+  NvmeOptions full = options;
+  full.more_directories = {"/elsewhere", "/a"};
+  full.durability = Durability::kSync;
+  full.io_engine = IoEngineKind::kThreads;
+  for (uint32_t id = 1; id <= 8; ++id) full.keys.push_back({.id = id});
+  EXPECT_TRUE(full.Validate().ok()) << full.Validate().ToString();
   const std::vector<std::pair<std::string, std::function<void(NvmeOptions&)>>> wrong = {
       {"directory", [](NvmeOptions& o) { o.directory.clear(); }},
       {"segment_bytes = 5", [](NvmeOptions& o) { o.segment_bytes = 5; }},
@@ -230,6 +248,23 @@ TEST(NvmeOptionsTest, SaysFieldValueAndWhatIsAllowed) {
       {"request_bytes = 8388608", [](NvmeOptions& o) { o.request_bytes = 8 * kMiB; }},
       {"inflight_bytes = 1048576", [](NvmeOptions& o) { o.inflight_bytes = kMiB; }},
       {"capacity_bytes", [](NvmeOptions& o) { o.capacity_bytes = ~uint64_t{0}; }},
+      {"more_directories has an empty path",
+       [](NvmeOptions& o) {
+         o.more_directories = {"/a", ""};
+       }},
+      {"more_directories = /a/",
+       [](NvmeOptions& o) {
+         o.more_directories = {"/a", "/a/"};
+       }},
+      {"more_directories = /somewhere/", [](NvmeOptions& o) { o.more_directories = {"/somewhere/"}; }},
+      {"durability = 3", [](NvmeOptions& o) { o.durability = static_cast<Durability>(3); }},
+      {"io_engine = 7", [](NvmeOptions& o) { o.io_engine = static_cast<IoEngineKind>(7); }},
+      {"the id 0", [](NvmeOptions& o) { o.keys.resize(1); }},
+      {"the id 5",
+       [](NvmeOptions& o) {
+         o.keys = {{.id = 5}, {.id = 6}, {.id = 5}};
+       }},
+      {"keys has 9", [](NvmeOptions& o) { o.keys.resize(9); }},
   };
   for (const auto& [text, change] : wrong) {
     NvmeOptions changed = options;

@@ -25,9 +25,13 @@ void WaitFor(Condition condition) {
   }
 }
 
-class NvmeFaultTest : public ::testing::Test {
+class NvmeFaultTest : public ::testing::TestWithParam<IoEngineKind> {
  protected:
-  void SetUp() override { store_.Open(128 * kMiB, MakeFaultyEngine(faults_)); }
+  void SetUp() override {
+    const auto threads = [](uint32_t depth) { return MakeThreadsEngine(depth, "a test"); };
+    const bool is_uring = GetParam() == IoEngineKind::kIoUring;
+    store_.Open(128 * kMiB, MakeFaultyEngine(faults_, is_uring ? IoEngineFactory(MakeUringEngine) : threads));
+  }
   ~NvmeFaultTest() override { faults_->Release(); }
 
   void Change(std::function<void(IoCompletion&)> change) {
@@ -70,7 +74,7 @@ class NvmeFaultTest : public ::testing::Test {
   NvmeTestStore store_;
 };
 
-TEST_F(NvmeFaultTest, ShortAndInterruptedTransfersAreWhole) {
+TEST_P(NvmeFaultTest, ShortAndInterruptedTransfersAreWhole) {
   std::atomic<int> shortened{0};
   std::atomic<int> interrupted{0};
   {
@@ -108,7 +112,7 @@ TEST_F(NvmeFaultTest, ShortAndInterruptedTransfersAreWhole) {
   store_.ExpectHas(object);
 }
 
-TEST_F(NvmeFaultTest, AFailedWriteStoresNothing) {
+TEST_P(NvmeFaultTest, AFailedWriteStoresNothing) {
   const TestObject object = MakeNvmeObject(1, 5 * kMiB);
   std::atomic<int> writes{0};
   Change([&writes](IoCompletion& completion) {
@@ -127,7 +131,7 @@ TEST_F(NvmeFaultTest, AFailedWriteStoresNothing) {
   store_.ExpectHas(object);
 }
 
-TEST_F(NvmeFaultTest, AFailedReadIsThatOperationsAlone) {
+TEST_P(NvmeFaultTest, AFailedReadIsThatOperationsAlone) {
   std::vector<TestObject> objects;
   for (uint64_t seed = 1; seed <= 3; ++seed) {
     objects.push_back(MakeNvmeObject(seed, kMiB));
@@ -158,7 +162,7 @@ TEST_F(NvmeFaultTest, AFailedReadIsThatOperationsAlone) {
   EXPECT_EQ(store_.Metric("terrace_nvme_corrupt_objects_total"), 0);
 }
 
-TEST_F(NvmeFaultTest, ADeadlineAnswersAtOnceAndTheBufferIsOrphaned) {
+TEST_P(NvmeFaultTest, ADeadlineAnswersAtOnceAndTheBufferIsOrphaned) {
   const TestObject object = MakeNvmeObject(1, kMiB);
   ASSERT_TRUE(store_.Put(object).ok());
   Hold(IoDirection::kRead);
@@ -178,7 +182,7 @@ TEST_F(NvmeFaultTest, ADeadlineAnswersAtOnceAndTheBufferIsOrphaned) {
   EXPECT_EQ(store_.Metric("terrace_nvme_orphaned_buffers"), 0);
 }
 
-TEST_F(NvmeFaultTest, ACancelledPutIsAbsentAndGivesItsPlaceBackLater) {
+TEST_P(NvmeFaultTest, ACancelledPutIsAbsentAndGivesItsPlaceBackLater) {
   const TestObject object = MakeNvmeObject(1, kMiB);
   Hold(IoDirection::kWrite);
   auto flag = std::make_shared<std::atomic<bool>>(false);
@@ -200,7 +204,7 @@ TEST_F(NvmeFaultTest, ACancelledPutIsAbsentAndGivesItsPlaceBackLater) {
 }
 
 // More than the device may have in flight: the second has not begun when it is given up.
-TEST_F(NvmeFaultTest, APutThatStillWaitsIsGivenUpAtOnce) {
+TEST_P(NvmeFaultTest, APutThatStillWaitsIsGivenUpAtOnce) {
   const TestObject first = MakeNvmeObject(1, 20 * kMiB);
   const TestObject second = MakeNvmeObject(2, kMiB);
   const TestObject third = MakeNvmeObject(3, kMiB);
@@ -227,7 +231,7 @@ TEST_F(NvmeFaultTest, APutThatStillWaitsIsGivenUpAtOnce) {
   EXPECT_TRUE(store_.backend().Close().ok());
 }
 
-TEST_F(NvmeFaultTest, EraseWaitsForThePutInFlight) {
+TEST_P(NvmeFaultTest, EraseWaitsForThePutInFlight) {
   for (const EraseMode mode : {EraseMode::kEvict, EraseMode::kErase}) {
     const TestObject object = MakeNvmeObject(mode == EraseMode::kErase ? 2 : 1, kMiB);
     Hold(IoDirection::kWrite);
@@ -247,7 +251,7 @@ TEST_F(NvmeFaultTest, EraseWaitsForThePutInFlight) {
   EXPECT_TRUE(store_.backend().Scan("", 10)->objects.empty());
 }
 
-TEST_F(NvmeFaultTest, AFlushWaitsForThePutsBeforeIt) {
+TEST_P(NvmeFaultTest, AFlushWaitsForThePutsBeforeIt) {
   const TestObject object = MakeNvmeObject(1, kMiB);
   Hold(IoDirection::kWrite);
   Answers<Status> put = StartPut(object);
@@ -261,7 +265,7 @@ TEST_F(NvmeFaultTest, AFlushWaitsForThePutsBeforeIt) {
   EXPECT_TRUE(put.came());
 }
 
-TEST_F(NvmeFaultTest, AClearTakesThePutInFlightWithIt) {
+TEST_P(NvmeFaultTest, AClearTakesThePutInFlightWithIt) {
   const TestObject object = MakeNvmeObject(1, kMiB);
   Hold(IoDirection::kWrite);
   Answers<Status> put = StartPut(object);
@@ -277,7 +281,7 @@ TEST_F(NvmeFaultTest, AClearTakesThePutInFlightWithIt) {
   store_.ExpectHas(MakeNvmeObject(1, kMiB, 1));
 }
 
-TEST_F(NvmeFaultTest, APlaceThatIsReadIsNotReused) {
+TEST_P(NvmeFaultTest, APlaceThatIsReadIsNotReused) {
   constexpr uint64_t kFrame = 20 * kMiB;
   const TestObject object = MakeNvmeObject(1, kFrame);
   ASSERT_TRUE(store_.Put(object).ok());
@@ -299,7 +303,7 @@ TEST_F(NvmeFaultTest, APlaceThatIsReadIsNotReused) {
   EXPECT_TRUE(store_.Put(MakeNvmeObject(99, 3 * kMiB)).ok()) << "free again";
 }
 
-TEST_F(NvmeFaultTest, AWipedPageMeetsAReaderAsAMiss) {
+TEST_P(NvmeFaultTest, AWipedPageMeetsAReaderAsAMiss) {
   const TestObject object = MakeNvmeObject(1, 5 * kMiB);
   ASSERT_TRUE(store_.Put(object).ok());
   Hold(IoDirection::kRead);
@@ -311,6 +315,12 @@ TEST_F(NvmeFaultTest, AWipedPageMeetsAReaderAsAMiss) {
   EXPECT_TRUE(code == StatusCode::kOk || code == StatusCode::kNotFound);
   EXPECT_EQ(store_.Metric("terrace_nvme_corrupt_objects_total"), 0) << "erasing is no damage";
 }
+
+INSTANTIATE_TEST_SUITE_P(Engines, NvmeFaultTest,
+                         ::testing::Values(IoEngineKind::kIoUring, IoEngineKind::kThreads),
+                         [](const auto& kind) {
+                           return kind.param == IoEngineKind::kIoUring ? "IoUring" : "Threads";
+                         });
 
 }  // namespace
 }  // namespace terrace

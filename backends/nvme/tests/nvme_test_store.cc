@@ -18,6 +18,10 @@ class FaultyEngine : public IoEngine {
     const std::lock_guard lock(faults_->mutex);
     faults_->engine = nullptr;
   }
+  IoEngineMode mode() const override { return base_->mode(); }
+  void RegisterMemory(std::span<const MemoryRegion> regions) override { base_->RegisterMemory(regions); }
+  void AddFile(int fd) override { base_->AddFile(fd); }
+  void RemoveFile(int fd) override { base_->RemoveFile(fd); }
   void Start(IoRequest* request) override {
     const std::lock_guard lock(faults_->mutex);
     if (faults_->start) faults_->start(*request);
@@ -57,9 +61,9 @@ size_t EngineFaults::num_held() {
   return held.size();
 }
 
-IoEngineFactory MakeFaultyEngine(std::shared_ptr<EngineFaults> faults) {
-  return [faults](uint32_t depth) -> Result<std::unique_ptr<IoEngine>> {
-    Result<std::unique_ptr<IoEngine>> base = MakeUringEngine(depth);
+IoEngineFactory MakeFaultyEngine(std::shared_ptr<EngineFaults> faults, IoEngineFactory base_factory) {
+  return [faults, base_factory](uint32_t depth) -> Result<std::unique_ptr<IoEngine>> {
+    Result<std::unique_ptr<IoEngine>> base = base_factory(depth);
     if (!base.ok()) return base.status();
     return std::unique_ptr<IoEngine>(std::make_unique<FaultyEngine>(std::move(*base), faults));
   };
@@ -82,16 +86,27 @@ NvmeOptions NvmeTestStore::options() const {
   options.directory = path().string();
   options.capacity_bytes = 128 * kMiB;
   options.segment_bytes = 16 * kMiB;
+  options.prepare_ahead_bytes = 0;  // a test of it asks for it
+  options.keys = keys;
   return options;
 }
 
 Status NvmeTestStore::TryOpen(const NvmeOptions& options, IoEngineFactory engine) {
-  Result<std::unique_ptr<Backend>> made =
-      engine ? MakeNvmeBackendWithEngine(options, std::move(engine)) : MakeNvmeBackend(options);
+  return TryAttach(engine ? MakeNvmeBackendWithEngine(options, std::move(engine)) : MakeNvmeBackend(options));
+}
+
+Status NvmeTestStore::TryAttach(Result<std::unique_ptr<Backend>> made, std::vector<MemoryRegion> regions) {
   if (!made.ok()) return made.status();
   backend_ = std::move(*made);
   metrics_ = std::make_unique<MetricRegistry>();
-  return backend_->Attach({Clock::Real(), metrics_.get(), log_.get(), {}});
+  return backend_->Attach({clock_, metrics_.get(), log_.get(), std::move(regions)});
+}
+
+int64_t NvmeTestStore::IoMode(const std::string& mode, const std::string& direct,
+                              const std::string& registered) const {
+  return metrics_->Value(
+      "terrace_nvme_io_mode",
+      {{"backend", "nvme"}, {"mode", mode}, {"direct", direct}, {"registered", registered}});
 }
 
 void NvmeTestStore::Open(uint64_t capacity_bytes, IoEngineFactory engine) {

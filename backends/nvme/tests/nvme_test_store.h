@@ -33,7 +33,8 @@ struct EngineFaults {
   size_t num_held();
 };
 
-IoEngineFactory MakeFaultyEngine(std::shared_ptr<EngineFaults> faults);
+IoEngineFactory MakeFaultyEngine(std::shared_ptr<EngineFaults> faults,
+                                 IoEngineFactory base_factory = MakeUringEngine);
 
 class NvmeTestStore {
  public:
@@ -45,14 +46,22 @@ class NvmeTestStore {
   std::filesystem::path root() const { return root_; }
   std::filesystem::path segment(int index) const { return path() / ("seg-00000" + std::to_string(index)); }
 
+  std::vector<EncryptionKey> keys;  // of options()
+
   void Open(uint64_t capacity_bytes = 128 * kMiB, IoEngineFactory engine = {});
   Status TryOpen(const NvmeOptions& options, IoEngineFactory engine = {});
+  Status TryAttach(Result<std::unique_ptr<Backend>> made, std::vector<MemoryRegion> regions = {});
   void Close();
   void Reopen(uint64_t capacity_bytes = 128 * kMiB) {
     Close();
     Open(capacity_bytes);
   }
   Backend& backend() { return *backend_; }
+  // The gauge of that way of I/O.
+  int64_t IoMode(const std::string& mode, const std::string& direct, const std::string& registered) const;
+  // Before Open.
+  void set_clock(Clock* clock) { clock_ = clock; }
+  void set_log(std::shared_ptr<LogSink> log) { log_ = std::move(log); }
   int64_t Metric(const std::string& name) const { return metrics_->Value(name, {{"backend", "nvme"}}); }
 
   Status Put(const TestObject& object);
@@ -69,6 +78,7 @@ class NvmeTestStore {
  private:
   std::filesystem::path root_;
   std::unique_ptr<MetricRegistry> metrics_;
+  Clock* clock_ = Clock::Real();
   std::shared_ptr<LogSink> log_ = MakeNullLogSink();
   std::unique_ptr<Backend> backend_;
 };

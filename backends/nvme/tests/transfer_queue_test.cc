@@ -14,6 +14,7 @@ namespace {
 constexpr uint64_t kMiB = uint64_t{1} << 20;
 
 struct ListEngine : IoEngine {
+  IoEngineMode mode() const override { return {.engine = "list"}; }
   void Start(IoRequest* request) override { started.push_back(request); }
   void Wait(std::optional<Duration>, std::vector<IoCompletion>*) override {}
   void Wake() override {}
@@ -43,6 +44,7 @@ class TransferQueueTest : public ::testing::Test {
     engine_.started.erase(engine_.started.begin());
     queue_.OnCompletion({request, result});
     queue_.Pump();
+    queue_.Report();
   }
   void CompleteWhole() {
     ASSERT_FALSE(engine_.started.empty());
@@ -93,6 +95,60 @@ TEST_F(TransferQueueTest, SplitsBoundsAndReportsEachByteOnce) {
   EXPECT_EQ(end, 21 * kMiB + 4096);
   EXPECT_EQ(queue_.bytes_done(IoDirection::kRead), 21 * kMiB + 4096);
   EXPECT_EQ(queue_.bytes_done(IoDirection::kWrite), 0u);
+}
+
+TEST_F(TransferQueueTest, WhatFollowsIsStartedBeforeWhatArrivedIsReported) {
+  const TransferRef read = Make(IoDirection::kRead, 9 * kMiB);
+  size_t started_at_report = 0;
+  read->on_bytes = [&](std::byte*, uint64_t) { started_at_report = engine_.started.size(); };
+  queue_.Add(read);
+  queue_.Pump();
+  ASSERT_EQ(engine_.started.size(), 4u);
+  IoRequest* first = engine_.started.front();
+  engine_.started.erase(engine_.started.begin());
+  queue_.OnCompletion({first, static_cast<int64_t>(BytesOf(*first))});
+  EXPECT_EQ(started_at_report, 0u) << "reported before the next could start";
+  queue_.Pump();
+  queue_.Report();
+  EXPECT_EQ(started_at_report, 4u);
+  while (!engine_.started.empty()) CompleteWhole();
+  EXPECT_EQ(EndOf(read), StatusCode::kOk);
+}
+
+TEST_F(TransferQueueTest, NoEndBeforeTheLastBytesAreReported) {
+  const TransferRef read = Make(IoDirection::kRead, 4096);
+  read->on_bytes = [&](std::byte*, uint64_t n) {
+    EXPECT_TRUE(ends_.empty());
+    pieces_.emplace_back(0, n);
+  };
+  queue_.Add(read);
+  queue_.Pump();
+  queue_.OnCompletion({engine_.started.front(), 4096});
+  engine_.started.clear();
+  queue_.Stop(read);  // whoever gave it up waits for the report as well
+  EXPECT_TRUE(ends_.empty());
+  queue_.Report();
+  EXPECT_EQ(pieces_.size(), 1u);
+  EXPECT_EQ(EndOf(read), StatusCode::kOk) << "everything had arrived";
+  queue_.Report();
+  EXPECT_EQ(pieces_.size(), 1u);
+}
+
+TEST_F(TransferQueueTest, RequestsAreNotCutToTheRoomThatIsLeft) {
+  const TransferRef first = Make(IoDirection::kWrite, 7 * kMiB);
+  const TransferRef second = Make(IoDirection::kWrite, 4096);
+  second->spans.push_back({3, 4096, 2 * kMiB - 4096, memory_ + 64 * kMiB});  // a tier page and a frame
+  queue_.Add(first);
+  queue_.Add(second);
+  queue_.Pump();
+  EXPECT_EQ(InFlight(IoDirection::kWrite), 7 * kMiB) << "1 MiB is room for the page, not for the request";
+  CompleteWhole();
+  ASSERT_EQ(engine_.started.size(), 4u);
+  EXPECT_EQ(BytesOf(*engine_.started.back()), 2 * kMiB);
+  EXPECT_EQ(engine_.started.back()->num_memory, 2u);
+  while (!engine_.started.empty()) CompleteWhole();
+  EXPECT_EQ(EndOf(first), StatusCode::kOk);
+  EXPECT_EQ(EndOf(second), StatusCode::kOk);
 }
 
 TEST_F(TransferQueueTest, ShortResultsGoOnWhereTheyStopped) {
@@ -196,6 +252,18 @@ TEST_F(TransferQueueTest, ReadsGoFirstAndWritesDoNotStarve) {
     CompleteWhole();
     EXPECT_EQ(InFlight(IoDirection::kWrite), 2 * kMiB);
   }
+  // The same without a read that waits: those in flight wait in the device behind the writes.
+  while (InFlight(IoDirection::kRead) > 0) {
+    ASSERT_EQ(InFlight(IoDirection::kWrite), 2 * kMiB);
+    const auto at = std::find_if(engine_.started.begin(), engine_.started.end(),
+                                 [](IoRequest* r) { return r->direction == IoDirection::kRead; });
+    std::rotate(engine_.started.begin(), at, at + 1);
+    CompleteWhole();
+  }
+  // Their budget comes back with what completes, not at once.
+  EXPECT_EQ(InFlight(IoDirection::kWrite), 2 * kMiB);
+  CompleteWhole();
+  EXPECT_EQ(InFlight(IoDirection::kWrite), 4 * kMiB);
   bool wide = false;
   while (!engine_.started.empty()) {
     wide |= InFlight(IoDirection::kWrite) == 8 * kMiB;
@@ -203,6 +271,32 @@ TEST_F(TransferQueueTest, ReadsGoFirstAndWritesDoNotStarve) {
   }
   EXPECT_TRUE(wide) << "without waiting reads, writes have their whole budget";
   for (const TransferRef& transfer : all) EXPECT_EQ(EndOf(transfer), StatusCode::kOk);
+}
+
+TEST_F(TransferQueueTest, ANextReadFindsNoMoreWritesThanTheOneBefore) {
+  for (int i = 0; i < 16; ++i) queue_.Add(Make(IoDirection::kWrite, 4 * kMiB));
+  queue_.Pump();
+  EXPECT_EQ(InFlight(IoDirection::kWrite), 8 * kMiB) << "nobody reads";
+  for (int i = 0; i < 4; ++i) {
+    const TransferRef read = Make(IoDirection::kRead, kMiB);
+    queue_.Add(read);
+    queue_.Pump();
+    // What was in flight when the first one came goes, and is not replaced.
+    while (!ends_.contains(read.get())) CompleteWhole();
+    EXPECT_LE(InFlight(IoDirection::kWrite), 2 * kMiB) << "after read " << i;
+    EXPECT_GT(InFlight(IoDirection::kWrite), 0u) << "after read " << i;
+  }
+  while (!engine_.started.empty()) CompleteWhole();
+  EXPECT_EQ(queue_.bytes_done(IoDirection::kWrite), 64 * kMiB);
+}
+
+TEST_F(TransferQueueTest, SmallWritesBesideReadsShareOneRequestsBytes) {
+  for (int i = 0; i < 100; ++i) queue_.Add(Make(IoDirection::kWrite, 64 * 1024));
+  queue_.Add(Make(IoDirection::kRead, 4 * kMiB));
+  queue_.Pump();
+  EXPECT_EQ(InFlight(IoDirection::kWrite), 2 * kMiB);
+  EXPECT_EQ(engine_.started.size(), 34u) << "two of the read, 32 of the writes";
+  while (!engine_.started.empty()) CompleteWhole();
 }
 
 TEST_F(TransferQueueTest, StopWaitsForWhatIsInFlight) {

@@ -130,6 +130,7 @@ std::shared_ptr<StorageManager> OpenStore(const std::optional<std::filesystem::p
     nvme.directory = directory->string();
     nvme.capacity_bytes = 96 * kMiB;
     nvme.segment_bytes = 16 * kMiB;
+    nvme.prepare_ahead_bytes = 0;  // frames lie in the order of their writes
     Result<std::unique_ptr<Backend>> disk = MakeNvmeBackend(nvme);
     EXPECT_TRUE(disk.ok()) << disk.status().ToString();
     if (!disk.ok()) return nullptr;

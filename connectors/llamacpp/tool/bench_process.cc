@@ -50,6 +50,10 @@ std::vector<std::string> ChildArguments(const BenchOptions& options, const std::
     arguments.push_back(option);
     arguments.push_back(std::to_string(value));
   };
+  if (!options.cache.nvme_key_file.empty()) {
+    arguments.insert(arguments.end(), {"--nvme-key-file", options.cache.nvme_key_file});
+  }
+  arguments.insert(arguments.end(), {"--io-engine", options.cache.io_engine});
   if (options.cache.host_bytes) add("--host-bytes", *options.cache.host_bytes);
   if (options.model.threads != 0) add("--threads", options.model.threads);
   if (options.model.ctx != 0) add("--ctx", options.model.ctx);

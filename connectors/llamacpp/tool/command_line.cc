@@ -138,6 +138,20 @@ void AddCache(CLI::App* app, CacheOptions* cache) {
       ->type_name("DIR");
   AddSize(app, "--host-bytes", &cache->host_bytes, "Host memory for KV (1GiB with --cache, else 0)");
   AddSize(app, "--nvme-bytes", &cache->nvme_bytes, "Limit of the NVMe tier (4GiB)");
+  app->add_option(
+         "--nvme-key-file", cache->nvme_key_file,
+         "Encrypt the NVMe tier with the keys of this file: lines of an id and 64 hex digits, mode 600; the\n"
+         "highest id encrypts. A directory stays as it was made, encrypted or not")
+      ->type_name("FILE");
+  app->add_option_function<std::string>(
+         "--io-engine",
+         [cache](const std::string& text) {
+           if (text != "auto" && text != "io_uring" && text != "threads")
+             Refuse("--io-engine", text, "auto, io_uring, threads");
+           cache->io_engine = text;
+         },
+         "What moves the bytes of the NVMe tier (auto: io_uring, or threads where the system forbids it)")
+      ->type_name("auto|io_uring|threads");
   app->add_flag("--require-cache", cache->require,
                 "Exit with 2 where --cache cannot be used, instead of going on without");
   app->add_option("--salt", cache->salt, "Isolates this cache content from that of other salts")
@@ -216,6 +230,8 @@ void CheckTogether(const ModelOptions& model, const CacheOptions& cache) {
     Refuse("--kv-type", ggml_type_name(model.kv_type),
            "f16 with --flash-attn off; f16, q8_0, q4_0 with --flash-attn on");
   }
+  if (!cache.nvme_key_file.empty() && cache.directory.empty())
+    Refuse("--nvme-key-file", cache.nvme_key_file, "only together with --cache DIR");
   if (cache.require && cache.directory.empty())
     Refuse("--require-cache", "on", "only together with --cache DIR");
 }

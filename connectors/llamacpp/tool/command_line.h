@@ -24,6 +24,8 @@ struct CacheOptions {
   std::string directory;               // empty = no NVMe tier
   std::optional<uint64_t> host_bytes;  // absent = 1 GiB with a directory, else nothing
   uint64_t nvme_bytes = uint64_t{4} << 30;
+  std::string nvme_key_file;       // empty = the tier is not encrypted
+  std::string io_engine = "auto";  // or io_uring, threads
   bool require = false;
   std::string salt;
   bool exact = false;  // LlamaCacheOptions::exact_only

@@ -69,6 +69,8 @@ class ProgramTest(unittest.TestCase):
             ([*here, "--kv-type", "q8_0"], "--kv-type", '"q8_0"', "--flash-attn on"),
             ([*here, "--chat-template", "maybe"], "--chat-template", '"maybe"', "on, off"),
             ([*here, "--require-cache"], "--require-cache", '"on"', "--cache DIR"),
+            ([*here, "--io-engine", "magic"], "--io-engine", '"magic"', "auto, io_uring, threads"),
+            ([*here, "--nvme-key-file", "k"], "--nvme-key-file", '"k"', "--cache DIR"),
             ([*here, "--document-tokens", "9"], "--document-tokens", '"9"', "--document FILE"),
             (["run", "-m", MODEL], "--prompt", '""', "--file FILE"),
             (["run", "-m", MODEL, "-f", "/nowhere/at/all"], "--file", '"/nowhere/at/all"', "can be read"),
@@ -156,6 +158,24 @@ class ProgramTest(unittest.TestCase):
         self.assertEqual(second["decoded_tokens"], 1)
 
     # The cache directory.
+
+    def test_an_encrypted_cache_needs_its_key(self):
+        keys = os.path.join(self.folder.name, "keys")
+        with open(keys, "w", encoding="ascii") as file:
+            file.write("1 " + "ab" * 32 + "\n")
+        arguments = ["-p", document(900), "-n", "2", "--cache", self.cache, *self.size]
+        required = ["run", "-m", MODEL, *arguments, "--require-cache", "--nvme-key-file", keys]
+        os.chmod(keys, 0o644)
+        refused = run(*required)
+        self.assertEqual(refused.returncode, 2, refused.stderr)
+        self.assertIn("chmod 600", refused.stderr)
+        self.assertFalse(os.path.exists(self.cache))
+        os.chmod(keys, 0o600)
+        self.answer(*arguments, "--nvme-key-file", keys, "--io-engine", "threads")
+        self.assertGreater(self.answer(*arguments, "--nvme-key-file", keys)["nvme_objects"], 0)
+        without = run("run", "-m", MODEL, *arguments, "--require-cache")
+        self.assertEqual(without.returncode, 2, without.stderr)
+        self.assertIn("key id 1", without.stderr)
 
     def test_a_held_directory_is_left_out_or_required(self):
         holder = subprocess.Popen([PROGRAM, "chat", "-m", MODEL, "--cache", self.cache, "-n", "4", *ONE_THREAD, *self.size],

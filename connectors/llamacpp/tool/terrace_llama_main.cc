@@ -14,6 +14,7 @@
 #include "connectors/llamacpp/tool/command_line.h"
 #include "connectors/llamacpp/tool/kv_store.h"
 #include "connectors/llamacpp/tool/run_command.h"
+#include "connectors/options/key_file.h"
 #include "terrace/host_backend.h"
 #include "terrace/nvme_backend.h"
 #include "terrace/storage_manager.h"
@@ -32,7 +33,20 @@ NvmeOptions NvmeFor(const CacheOptions& options) {
   nvme.capacity_bytes = options.nvme_bytes;
   // At least eight segments where the capacity allows it, so that the limit is used up to a small rest.
   nvme.segment_bytes = std::clamp(options.nvme_bytes / 8 / kMiB * kMiB, 16 * kMiB, 1024 * kMiB);
+  nvme.io_engine = options.io_engine == "io_uring"  ? IoEngineKind::kIoUring
+                   : options.io_engine == "threads" ? IoEngineKind::kThreads
+                                                    : IoEngineKind::kAuto;
   return nvme;
+}
+
+Result<std::unique_ptr<Backend>> OpenNvme(const CacheOptions& options) {
+  NvmeOptions nvme = NvmeFor(options);
+  if (!options.nvme_key_file.empty()) {
+    Result<std::vector<EncryptionKey>> keys = terrace::options::ReadKeyFile(options.nvme_key_file);
+    if (!keys.ok()) return keys.status();
+    nvme.keys = std::move(*keys);
+  }
+  return MakeNvmeBackend(nvme);
 }
 
 // A tier that cannot be had is left out, and the others are used.
@@ -54,7 +68,7 @@ KvStore OpenTiers(const CacheOptions& options) {
       store.refused = backend.status().WithContext(host_option);
   }
   if (wants_nvme) {
-    Result<std::unique_ptr<Backend>> backend = MakeNvmeBackend(NvmeFor(options));
+    Result<std::unique_ptr<Backend>> backend = OpenNvme(options);
     if (backend.ok()) {
       tiers.push_back({*std::move(backend), nullptr});
       storage.pool_bytes = std::max(host_bytes, kMinPoolBytes);

@@ -1,0 +1,42 @@
+// What the manifest needs of RocksDB: its options, sized from the reserve, its statuses as ours, and what it
+// throws as a Status. For manifest.cc alone.
+#pragma once
+
+#include <rocksdb/db.h>
+#include <rocksdb/options.h>
+
+#include <cstdint>
+#include <exception>
+#include <string>
+#include <string_view>
+
+#include "terrace/status.h"
+
+namespace terrace {
+
+Status FromRocks(const rocksdb::Status& status);
+// Of opening: what it misses, or finds and does not understand, is damage too.
+Status FromRocksOpen(const rocksdb::Status& status);
+
+// Runs one use of RocksDB; what it throws becomes a Status.
+template <typename Use>
+auto Guarded(Use&& use) -> decltype(use()) {
+  try {
+    return use();
+  } catch (const std::exception& error) {
+    return InternalError(std::string("manifest: ") + error.what());
+  }
+}
+
+inline rocksdb::Slice SliceOf(std::string_view bytes) { return {bytes.data(), bytes.size()}; }
+inline std::string_view ViewOf(const rocksdb::Slice& slice) { return {slice.data(), slice.size()}; }
+
+rocksdb::ColumnFamilyOptions FamilyOptions(uint64_t reserve_bytes);
+// Of records: written one after the other and read by scans alone, never by key. They are sorted when they
+// leave memory, which takes a fifth of what keeping them sorted does.
+rocksdb::ColumnFamilyOptions RecordFamilyOptions(uint64_t reserve_bytes);
+rocksdb::DBOptions DatabaseOptions(uint64_t reserve_bytes, rocksdb::Env* env);
+// For reading much in order: nothing is kept in a cache, and the file is read ahead of the iterator.
+rocksdb::ReadOptions ScanOptions();
+
+}  // namespace terrace
