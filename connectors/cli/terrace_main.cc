@@ -3,12 +3,18 @@
 #include <cstdio>
 #include <exception>
 #include <functional>
+#include <map>
+#include <string>
 
 #include "benchmarks/copy_probe.h"
 #include "benchmarks/index_probe.h"
 #include "benchmarks/lookup_probe.h"
+#include "benchmarks/nvme_probe.h"
+#include "benchmarks/restart_probe.h"
 #include "benchmarks/store_probe.h"
 #include "connectors/cli/bench_command.h"
+#include "connectors/cli/verify_command.h"
+#include "connectors/options/key_file.h"
 
 namespace terrace::cli {
 namespace {
@@ -76,6 +82,62 @@ void AddIndex(CLI::App* bench, Run& run) {
   command->callback([options, &run] { run = [options] { return RowsOf(bench::MeasureIndex(*options)); }; });
 }
 
+void AddNvme(CLI::App* bench, Run& run) {
+  CLI::App* command = bench->add_subcommand("nvme", "The NVMe tier's data path beside fio");
+  auto options = std::make_shared<bench::NvmeBenchOptions>();
+  command->add_option("--dir", options->directory, "an existing directory on the device")->required();
+  command->add_option("--bytes", options->bytes, "of the tier; twice that must be free")
+      ->capture_default_str();
+  command->add_option("--chunk-bytes", options->chunk_bytes, "payloads, separated by commas")
+      ->delimiter(',')
+      ->capture_default_str();
+  command->add_option("--repeat", options->repetitions)->check(CLI::Range(1, 1000))->capture_default_str();
+  const std::map<std::string, IoEngineKind> engines = {{"auto", IoEngineKind::kAuto},
+                                                       {"io_uring", IoEngineKind::kIoUring},
+                                                       {"threads", IoEngineKind::kThreads}};
+  command->add_option("--io-engine", options->io_engine, "auto, io_uring or threads")
+      ->transform(CLI::CheckedTransformer(engines))
+      ->default_str("auto");
+  const std::map<std::string, Durability> durabilities = {
+      {"none", Durability::kNone}, {"flush", Durability::kFlush}, {"sync", Durability::kSync}};
+  command->add_option("--durability", options->durability, "none, flush or sync")
+      ->transform(CLI::CheckedTransformer(durabilities))
+      ->default_str("flush");
+  const auto key_file = std::make_shared<std::string>();
+  command->add_option("--nvme-key-file", *key_file, "the tier is encrypted with the newest of these keys");
+  command->add_option("--ops", options->ops, "some of them, separated by commas")->delimiter(',');
+  command->add_option("--request-bytes", options->request_bytes)->capture_default_str();
+  command->add_option("--inflight-bytes", options->inflight_bytes, "per direction")->capture_default_str();
+  command->add_flag("--baselines", options->baselines, "RocksDB's blob files and a file per chunk as well");
+  command->callback([options, key_file, &run] {
+    run = [options, key_file] {
+      if (!key_file->empty()) {
+        const Result<std::vector<EncryptionKey>> keys = options::ReadKeyFile(*key_file);
+        if (!keys.ok()) throw std::runtime_error(keys.status().ToString());
+        options->keys = *keys;
+      }
+      return RowsOf(bench::MeasureNvme(*options));
+    };
+  });
+}
+
+void AddRestart(CLI::App* bench, Run& run) {
+  CLI::App* command =
+      bench->add_subcommand("restart", "A restart with many records beside a bare scan of them");
+  auto options = std::make_shared<bench::RestartBenchOptions>();
+  command->add_option("--dir", options->directory, "where a directory for it is made, and removed")
+      ->required()
+      ->check(CLI::ExistingDirectory);
+  command->add_option("--entries", options->entries, "about 1.4 KB of disk each")
+      ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 28))
+      ->capture_default_str();
+  command->add_option("--tokens", options->tokens, "of one chunk")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  command->add_option("--repeat", options->repetitions)->check(CLI::Range(1, 1000))->capture_default_str();
+  command->callback([options, &run] { run = [options] { return RowsOf(bench::MeasureRestart(*options)); }; });
+}
+
 int Main(int argc, const char* const* argv) {
   CLI::App app("Terrace: the KV cache of LLM inference beyond GPU memory.", "terrace");
   app.set_version_flag("--version", TERRACE_VERSION);
@@ -91,13 +153,17 @@ int Main(int argc, const char* const* argv) {
   AddStore(bench, run);
   AddCopy(bench, run);
   AddIndex(bench, run);
+  AddNvme(bench, run);
+  AddRestart(bench, run);
   for (CLI::App* command : bench->get_subcommands(nullptr)) command->fallthrough();
+  const std::shared_ptr<VerifyArguments> verify = AddVerifyCommand(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
   try {
+    if (app.got_subcommand("verify")) return RunVerify(*verify, options::ReadKeyFile);
     std::fputs(FormatRows(run(), as_json).c_str(), stdout);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "terrace: %s\n", error.what());
