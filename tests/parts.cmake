@@ -5,12 +5,13 @@ terrace_test(conformance_test
                      conformance/conformance_life.cc conformance/conformance_pressure.cc conformance/test_object.cc
                      conformance/fault_test.cc conformance/kept_backend.cc support/fault_backend.cc)
 include(${PROJECT_SOURCE_DIR}/backends/nvme/tests/tests.cmake OPTIONAL)
+include(fuzz/fuzz.cmake)
 find_package(nlohmann_json REQUIRED)
 terrace_test(core_test SOURCES core/identity_test.cc core/frame_test.cc core/hostile_format_test.cc core/buffer_pool_test.cc
                      core/buffer_pool_stress_test.cc core/run_map_test.cc
                      core/packed_content_test.cc core/lru_policy_test.cc core/handle_table_test.cc core/chunk_index_test.cc core/chunk_index_model_test.cc
              core/stream_copy_test.cc core/paged_copy_test.cc core/paged_kv_view_test.cc LINK nlohmann_json::nlohmann_json)
-terrace_test(manager_test TIMEOUT 900 SOURCES storage/manager_test.cc storage/manager_fault_test.cc storage/manager_review_test.cc storage/nvme_stack_test.cc
+terrace_test(manager_test TIMEOUT 900 SOURCES storage/manager_test.cc storage/manager_fault_test.cc storage/manager_review_test.cc storage/restore_test.cc storage/nvme_stack_test.cc
              storage/throwing_backend_test.cc storage/callback_fault_test.cc storage/peek_pin_test.cc storage/lease_test.cc storage/remote_match_test.cc
              storage/remote_load_test.cc storage/load_layer_test.cc storage/load_sink_test.cc
              storage/load_window_test.cc storage/store_views_test.cc storage/erase_by_test.cc storage/trace_test.cc storage/shards_test.cc
@@ -19,6 +20,7 @@ terrace_test(manager_test TIMEOUT 900 SOURCES storage/manager_test.cc storage/ma
 terrace_test(model_test TIMEOUT 600 SOURCES model/model_test.cc model/manager_model.cc model/model_match.cc model/model_events.cc
              model/model_run.cc model/model_run_store.cc model/model_run_load.cc model/model_run_names.cc
              model/step_backend.cc model/threads_test.cc model/contract_test.cc support/fault_backend.cc support/memory_disk.cc)
+include(${PROJECT_SOURCE_DIR}/connectors/options/tests.cmake)
 if(TARGET terrace_program)
   include(${PROJECT_SOURCE_DIR}/connectors/cli/tests.cmake)
 endif()
