@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 
+#include "backends/nvme/manifest_rocks.h"
 #include "backends/nvme/tier_directory.h"
 #include "lib/base/status_macros.h"
 
@@ -78,13 +79,8 @@ class ReadOnlyFileSystem : public rocksdb::FileSystemWrapper {
   }
 };
 
-class NullLogger : public rocksdb::Logger {
- public:
-  using Logger::Logv;
-  void Logv(const char*, va_list) override {}
-};
-
-Status FromRocks(const rocksdb::Status& status) {
+// Of reading: what is not the device's is damage.
+Status FromReading(const rocksdb::Status& status) {
   if (status.ok()) return OkStatus();
   const std::string text = "manifest: " + status.ToString();
   if (status.IsNoSpace()) return ResourceExhaustedError(text);
@@ -92,18 +88,6 @@ Status FromRocks(const rocksdb::Status& status) {
   return DataLossError(text);
 }
 
-// Runs one use of RocksDB; what it throws becomes a Status.
-template <typename Use>
-auto Guarded(Use&& use) -> decltype(use()) {
-  try {
-    return use();
-  } catch (const std::exception& error) {
-    return InternalError(std::string("manifest: ") + error.what());
-  }
-}
-
-std::string_view ViewOf(const rocksdb::Slice& slice) { return {slice.data(), slice.size()}; }
-rocksdb::Slice SliceOf(std::string_view bytes) { return {bytes.data(), bytes.size()}; }
 std::string PathOf(const Disk& disk) { return disk.path() + "/" + kManifestDirectoryName; }
 
 bool HasDatabase(rocksdb::FileSystem& files, const std::string& path) {
@@ -148,7 +132,7 @@ Status Database::Open(std::shared_ptr<rocksdb::FileSystem> files, const std::str
   family.level_compaction_dynamic_level_bytes = true;
   family.disable_auto_compactions = true;  // the tier's own options shape the files
   std::vector<std::string> names;
-  TERRACE_RETURN_IF_ERROR(FromRocks(rocksdb::DB::ListColumnFamilies(options, path, &names)));
+  TERRACE_RETURN_IF_ERROR(FromReading(rocksdb::DB::ListColumnFamilies(options, path, &names)));
   std::vector<rocksdb::ColumnFamilyDescriptor> families;
   for (const std::string& name : names) families.emplace_back(name, family);
   rocksdb::DB* opened = nullptr;
@@ -156,18 +140,18 @@ Status Database::Open(std::shared_ptr<rocksdb::FileSystem> files, const std::str
       read_only ? rocksdb::DB::OpenForReadOnly(options, path, families, &handles, &opened)
                 : rocksdb::DB::Open(options, path, families, &handles, &opened);
   db.reset(opened);
-  return FromRocks(status);
+  return FromReading(status);
 }
 
 Status Database::Close() {
   if (!db) return OkStatus();
   Status status;
   for (rocksdb::ColumnFamilyHandle* handle : handles) {
-    const Status destroyed = FromRocks(db->DestroyColumnFamilyHandle(handle));
+    const Status destroyed = FromReading(db->DestroyColumnFamilyHandle(handle));
     if (status.ok()) status = destroyed;
   }
   handles.clear();
-  const Status closed = FromRocks(db->Close());
+  const Status closed = FromReading(db->Close());
   db.reset();
   return status.ok() ? closed : status;
 }
@@ -185,7 +169,7 @@ class RocksManifestReader : public ManifestReader {
       const std::unique_ptr<rocksdb::Iterator> at = IteratorOf(family);
       if (!at) return OkStatus();
       for (at->SeekToFirst(); at->Valid(); at->Next()) record(ViewOf(at->key()), ViewOf(at->value()));
-      return FromRocks(at->status());
+      return FromReading(at->status());
     });
   }
 
@@ -198,8 +182,8 @@ class RocksManifestReader : public ManifestReader {
       content->SeekToFirst();
       while (place->Valid() || content->Valid()) {
         // A scan that ended early must not make the other family's records look like halves.
-        TERRACE_RETURN_IF_ERROR(FromRocks(place->status()));
-        TERRACE_RETURN_IF_ERROR(FromRocks(content->status()));
+        TERRACE_RETURN_IF_ERROR(FromReading(place->status()));
+        TERRACE_RETURN_IF_ERROR(FromReading(content->status()));
         const int order = !content->Valid() ? -1 : !place->Valid() ? 1 : place->key().compare(content->key());
         const std::string_view place_value = order <= 0 ? ViewOf(place->value()) : std::string_view();
         const std::string_view content_value = order >= 0 ? ViewOf(content->value()) : std::string_view();
@@ -208,8 +192,8 @@ class RocksManifestReader : public ManifestReader {
         if (order <= 0) place->Next();
         if (order >= 0) content->Next();
       }
-      TERRACE_RETURN_IF_ERROR(FromRocks(place->status()));
-      return FromRocks(content->status());
+      TERRACE_RETURN_IF_ERROR(FromReading(place->status()));
+      return FromReading(content->status());
     });
   }
 
@@ -220,7 +204,7 @@ class RocksManifestReader : public ManifestReader {
       if (handle == nullptr) return std::optional<std::string>();
       const rocksdb::Status status = database_.db->Get(rocksdb::ReadOptions(), handle, SliceOf(key), &value);
       if (status.IsNotFound()) return std::optional<std::string>();
-      TERRACE_RETURN_IF_ERROR(FromRocks(status));
+      TERRACE_RETURN_IF_ERROR(FromReading(status));
       return std::optional<std::string>(std::move(value));
     });
   }
@@ -268,11 +252,11 @@ Status DropRecords(Disk& disk, const RecordDrops& drops) {
       options.sync = true;
       const rocksdb::Status status = database.db->Write(options, &batch);
       batch.Clear();
-      return FromRocks(status);
+      return FromReading(status);
     };
     const auto drop = [&](RecordFamily family, const std::string& key) {
       rocksdb::ColumnFamilyHandle* handle = database.Family(family);
-      return handle == nullptr ? OkStatus() : FromRocks(batch.Delete(handle, key));
+      return handle == nullptr ? OkStatus() : FromReading(batch.Delete(handle, key));
     };
     for (const std::string& key : drops.objects) {
       TERRACE_RETURN_IF_ERROR(drop(RecordFamily::kPlaces, key));
@@ -282,7 +266,7 @@ Status DropRecords(Disk& disk, const RecordDrops& drops) {
     for (const auto& [key, place] : drops.contents) {
       rocksdb::ColumnFamilyHandle* places = database.Family(RecordFamily::kPlaces);
       if (places == nullptr) return DataLossError("manifest: a column family is missing");
-      TERRACE_RETURN_IF_ERROR(FromRocks(batch.Put(places, key, place)));
+      TERRACE_RETURN_IF_ERROR(FromReading(batch.Put(places, key, place)));
       TERRACE_RETURN_IF_ERROR(drop(RecordFamily::kContents, key));
       TERRACE_RETURN_IF_ERROR(write(kDropsPerWrite));
     }

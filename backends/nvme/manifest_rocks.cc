@@ -67,9 +67,7 @@ rocksdb::DBOptions DatabaseOptions(uint64_t reserve_bytes, rocksdb::Env* env) {
   options.allow_fallocate = false;
   options.manifest_preallocation_size = 4 * kKiB;
   options.max_manifest_file_size = std::clamp(reserve_bytes / 32, 32 * kKiB, 4 * kMiB);
-  options.keep_log_file_num = 1;
-  options.max_log_file_size = 64 * kKiB;
-  options.info_log_level = rocksdb::WARN_LEVEL;
+  options.info_log = std::make_shared<NullLogger>();
   options.stats_dump_period_sec = 0;
   options.stats_persist_period_sec = 0;
   options.max_background_jobs = 2;

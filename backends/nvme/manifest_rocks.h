@@ -3,8 +3,10 @@
 #pragma once
 
 #include <rocksdb/db.h>
+#include <rocksdb/env.h>
 #include <rocksdb/options.h>
 
+#include <cstdarg>
 #include <cstdint>
 #include <exception>
 #include <string>
@@ -30,6 +32,14 @@ auto Guarded(Use&& use) -> decltype(use()) {
 
 inline rocksdb::Slice SliceOf(std::string_view bytes) { return {bytes.data(), bytes.size()}; }
 inline std::string_view ViewOf(const rocksdb::Slice& slice) { return {slice.data(), slice.size()}; }
+
+// Keeps nothing. RocksDB's own logger ends the process (an assertion) when it goes on after the file system
+// was full.
+class NullLogger : public rocksdb::Logger {
+ public:
+  using Logger::Logv;
+  void Logv(const char*, va_list) override {}
+};
 
 rocksdb::ColumnFamilyOptions FamilyOptions(uint64_t reserve_bytes);
 // Of records: written one after the other and read by scans alone, never by key. They are sorted when they

@@ -52,6 +52,8 @@ class NvmeTestStore {
   Status TryOpen(const NvmeOptions& options, IoEngineFactory engine = {});
   Status TryAttach(Result<std::unique_ptr<Backend>> made, std::vector<MemoryRegion> regions = {});
   void Close();
+  // Without a word about how it went.
+  void Drop() { backend_.reset(); }
   void Reopen(uint64_t capacity_bytes = 128 * kMiB) {
     Close();
     Open(capacity_bytes);

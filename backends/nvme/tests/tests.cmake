@@ -5,7 +5,7 @@ terrace_test(nvme_test
                      ${nvme_tests}/placement_test.cc ${nvme_tests}/transfer_queue_test.cc
                      ${nvme_tests}/nvme_directory_test.cc ${nvme_tests}/nvme_backend_test.cc
                      ${nvme_tests}/nvme_damage_test.cc ${nvme_tests}/nvme_fault_test.cc
-                     ${nvme_tests}/nvme_room_test.cc ${nvme_tests}/nvme_stripe_test.cc
+                     ${nvme_tests}/nvme_room_test.cc ${nvme_tests}/nvme_full_disk_test.cc ${nvme_tests}/nvme_stripe_test.cc
                      ${nvme_tests}/striped_backend_test.cc ${nvme_tests}/system_disk_test.cc
                      ${nvme_tests}/io_engine_test.cc ${nvme_tests}/nvme_io_mode_test.cc
                      ${nvme_tests}/segment_files_test.cc ${nvme_tests}/superblock_test.cc
