@@ -271,7 +271,9 @@ TEST_F(NvmeDamageTest, BrokenRecordsAreDroppedAndOfTwoOwnersTheLaterWins) {
   for (const size_t i : {1, 3}) store_.ExpectHas(objects[i]);
   EXPECT_EQ(store_.backend().used_bytes(), 2 * kRun);
   // A start does not read contents: a frame has its own.
-  for (const ScannedObject& scanned : store_.backend().Scan("", 10)->objects) {
+  const Result<ScanPage> page = store_.backend().Scan("", 10);
+  ASSERT_TRUE(page.ok());
+  for (const ScannedObject& scanned : page->objects) {
     EXPECT_EQ(scanned.meta.content == nullptr, scanned.id == objects[1].id);
   }
   store_.Reopen();

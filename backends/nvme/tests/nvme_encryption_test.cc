@@ -420,7 +420,9 @@ TEST_F(NvmeEncryptionTest, ALostManifestIsMadeAgainFromSealedRuns) {
   ASSERT_EQ(page->objects.size(), 3u);
   for (const ScannedObject& found : page->objects) {
     for (const TestObject& object : objects) {
-      if (object.id == found.id) EXPECT_EQ(*found.meta.content, *object.meta.content);
+      if (object.id == found.id) {
+        EXPECT_EQ(*found.meta.content, *object.meta.content);
+      }
     }
   }
   EXPECT_TRUE(store_.Flush().ok());

@@ -100,5 +100,34 @@ TEST_F(NvmeFullDiskTest, WithoutRoomForARecordNothingIsAcknowledgedThatIsNotTher
   for (const uint64_t seed : acknowledged) store_.ExpectHas(MakeNvmeObject(seed, kFrame));
 }
 
+// Somebody removes the directory below an open tier: the files that are open serve, and no new ones can be
+// made.
+TEST(NvmeRemovedDirectoryTest, WhatIsOpenServesAndNothingElseIsAcknowledged) {
+  NvmeTestStore store;
+  store.Open();
+  std::vector<uint64_t> acknowledged;
+  for (uint64_t seed = 1; seed <= 5; ++seed) {
+    ASSERT_TRUE(store.Put(MakeNvmeObject(seed, kMiB)).ok());
+    acknowledged.push_back(seed);
+  }
+  std::filesystem::remove_all(store.path());
+  Status refused;
+  for (uint64_t seed = 100; seed < 160; ++seed) {
+    const Status put = store.Put(MakeNvmeObject(seed, kMiB));
+    if (put.ok()) {
+      acknowledged.push_back(seed);
+    } else {
+      refused = put;
+    }
+  }
+  EXPECT_FALSE(refused.ok()) << "60 MiB in one segment of 16";
+  for (const uint64_t seed : acknowledged) store.ExpectHas(MakeNvmeObject(seed, kMiB));
+  EXPECT_EQ(store.backend().used_bytes(), acknowledged.size() * (kMiB + kTierPageBytes));
+  store.Drop();
+  store.Open();
+  EXPECT_EQ(store.backend().used_bytes(), 0u) << "a new directory";
+  EXPECT_TRUE(store.Put(MakeNvmeObject(1, kMiB)).ok());
+}
+
 }  // namespace
 }  // namespace terrace
