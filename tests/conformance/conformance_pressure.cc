@@ -70,7 +70,10 @@ void CapacityHoldsAfterReopen(ConformanceRun& run) {
   for (const TestObject& object : stored) run.ExpectHas(object);
   size_t more = 0;
   for (uint64_t seed = 20000; run.PutOne(run.Object(seed, kMiB)).ok() && more < 100; ++seed) ++more;
-  EXPECT_LE(more, 1u) << "a full directory had room for more after a reopen";
+  // Where the space is divided, another part may have room.
+  if (!run.fixture().deviations.divides_space) {
+    EXPECT_LE(more, 1u) << "a full directory had room for more after a reopen";
+  }
   EXPECT_LE(run.backend().used_bytes(), run.backend().capacity_bytes());
 }
 
