@@ -156,7 +156,7 @@ class NvmeCore {
   void FinishPut(const PutRef& put, const Status& status);
 
   // Room (nvme_room.cc).
-  void PlacePut(const PutRef& put);
+  void PlacePut(const PutRef& put, const Status& room = OkStatus());
   void EndUnplaced(const PutRef& put, const Status& status);
   bool WillHaveRoom(uint64_t bytes);
   void MakeSegment();

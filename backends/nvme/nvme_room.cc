@@ -13,13 +13,15 @@ constexpr uint64_t kZeroRunBytes = uint64_t{4} << 20;  // held at a time
 
 }  // namespace
 
-// The Put waits, or gets its place, or is refused. Nothing of it is on the device yet.
-void NvmeCore::PlacePut(const PutRef& put) {
+// The Put gets its place, or waits, or is refused; with a status that is an error it does not wait, and is
+// refused with that. Nothing of it is on the device yet.
+void NvmeCore::PlacePut(const PutRef& put, const Status& room) {
   if (put->answered) return EndUnplaced(put, CancelledError("given up by the caller"));
   if (put->cleared_by) return EndUnplaced(put, CancelledError("cleared while it waited"));
   const uint64_t run_bytes = RunBytes(put->meta.frame_bytes, is_sealed());
   std::optional<std::vector<Extent>> extents = store_->allocator.Allocate(run_bytes);
   if (extents) return WritePut(put, std::move(*extents));
+  if (!room.ok()) return EndUnplaced(put, room);
   if (WillHaveRoom(run_bytes)) {
     room_.waiting.push_back(put);
     return;
@@ -70,19 +72,7 @@ void NvmeCore::Adopt(MadeSegment made) {
 void NvmeCore::RoomCame(const Status& status) {
   std::vector<PutRef> waiting;
   waiting.swap(room_.waiting);
-  for (const PutRef& put : waiting) {
-    if (status.ok() || put->answered || put->cleared_by) {
-      PlacePut(put);
-      continue;
-    }
-    std::optional<std::vector<Extent>> extents =
-        store_->allocator.Allocate(RunBytes(put->meta.frame_bytes, is_sealed()));
-    if (extents) {
-      WritePut(put, std::move(*extents));
-    } else {
-      EndUnplaced(put, status);
-    }
-  }
+  for (const PutRef& put : waiting) PlacePut(put, status);
 }
 
 void NvmeCore::EndUnplaced(const PutRef& put, const Status& status) {
