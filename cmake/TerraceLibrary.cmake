@@ -37,6 +37,7 @@ endif()
 
 add_library(terrace_internal STATIC ${objects})
 target_include_directories(terrace_internal PUBLIC ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/include)
+target_include_directories(terrace_internal SYSTEM PUBLIC ${PROJECT_BINARY_DIR}/generated)
 target_link_libraries(terrace_internal PUBLIC ${depends} Threads::Threads)
 
 # Every internal header compiles alone too (all_verify_interface_header_sets).

@@ -117,6 +117,9 @@ struct ScanPage {
 struct PrefixQuery {
   ChunkKey root;
   ChunkKey parent;  // of the first chunk asked for
+  // The key of the first chunk of the run that it lies in, where that stands before it; else all zero: the
+  // run begins with it.
+  ChunkKey run_key;
   uint64_t first_token = 0;
   uint32_t tokens_per_chunk = 0;
   std::vector<ChunkKey> keys;  // of the full chunks

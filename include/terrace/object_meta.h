@@ -10,6 +10,9 @@
 
 namespace terrace {
 
+// Chunks of a prefix that one server holds together: those at [32 n, 32 n + 32) from the prefix's beginning.
+inline constexpr uint32_t kRunChunks = 32;
+
 enum class Codec : uint8_t {
   kRaw = 0,
 };
@@ -27,6 +30,9 @@ struct ObjectMeta {
   int32_t priority = 0;
   WallTime expiry{};        // epoch = never
   uint64_t generation = 0;  // given by a disk backend, 0 elsewhere
+  // The key of the first chunk of this chunk's run of kRunChunks chunks: what places it on one of several
+  // servers. Of a put only, all zero where it is not known; not kept.
+  ChunkKey run_key;
 };
 
 }  // namespace terrace

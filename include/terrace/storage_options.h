@@ -9,6 +9,7 @@
 #include "terrace/eviction_policy.h"
 #include "terrace/executor.h"
 #include "terrace/export.h"
+#include "terrace/kv_event.h"
 #include "terrace/log_sink.h"
 #include "terrace/metrics.h"
 #include "terrace/status.h"
@@ -29,6 +30,12 @@ struct StorageOptions {
   uint64_t pool_bytes = uint64_t{1} << 30;
   bool huge_pages = true;  // ask for transparent huge pages; a refusal is a warning
   int numa_node = -1;      // bind the pool to this node; -1 = where the system puts it
+  // The pool is memory that other processes can be handed to read, see terrace/shared_pool.h; without huge
+  // pages then.
+  bool share_pool = false;
+  // For a store that holds runs of kRunChunks chunks without what stands before them, as one of several
+  // servers does: the first chunk of a run needs no parent.
+  bool runs_stand_alone = false;
   Duration lease_time = std::chrono::seconds(30);
   // Host bytes that leases may protect, as a share of the pool; above it a lookup is a hint.
   double lease_budget = 0.5;  // 0..1
@@ -46,6 +53,7 @@ struct StorageOptions {
   std::shared_ptr<MetricRegistry> metrics;  // null = one of its own
   std::shared_ptr<LogSink> log;             // null = warnings on standard error
   std::shared_ptr<TraceSink> traces;        // null = none
+  std::shared_ptr<KvEventSink> events;      // null = none
   Clock* clock = nullptr;                   // null = Clock::Real()
   Status Validate() const;
 };

@@ -151,6 +151,8 @@ def tree_rule(path, target):
     if top == "backends":
         if public or target.startswith(own) or lib_part in BACKEND_LIB:
             return None
+        if part == "remote" and target.startswith("proto/"):
+            return None
         return "a backend may include include/terrace, itself and lib/{" + ",".join(BACKEND_LIB) + "}"
     if top == "kernels":
         if public or target.startswith("kernels/") or lib_part == "base":
