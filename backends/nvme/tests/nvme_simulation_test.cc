@@ -1,12 +1,15 @@
 // Seeded runs of the tier on a simulated disk. TERRACE_SIM_SEED=n runs seed n alone (TERRACE_SIM_RUNS=m: and
 // the m - 1 after it).
 #include <gtest/gtest.h>
-#include <sched.h>
+#include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <future>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -14,8 +17,13 @@
 #include "backends/nvme/tests/simulation_run.h"
 
 // RocksDB sleeps for a second after each failure of its background work, of which a run has several. In this
-// program nobody sleeps.
-extern "C" __attribute__((visibility("default"))) int usleep(useconds_t) { return sched_yield(); }
+// program a second is 100 us: short, but a sleep, so that whoever waits for the lock that the sleeper takes
+// again gets it first, on a busy core too.
+extern "C" __attribute__((visibility("default"))) int usleep(useconds_t us) {
+  const timespec time{.tv_sec = 0,
+                      .tv_nsec = 1 + static_cast<long>(std::min<useconds_t>(us, 1'000'000) / 10)};
+  return nanosleep(&time, nullptr);
+}
 
 namespace terrace {
 namespace {
@@ -27,6 +35,7 @@ constexpr uint64_t kDefaultRuns = 10'000;
 #endif
 constexpr size_t kShards = 2;
 constexpr size_t kMaxFailures = 20;
+constexpr std::chrono::minutes kStuckAfter{4};
 
 std::array<std::atomic<uint64_t>, kShards> running_seeds;
 
@@ -57,6 +66,16 @@ struct SimulationResults {
   SimulationCounts counts;
 };
 
+// A run takes a fraction of a second. Where none has begun for minutes, one makes no end: better a seed and
+// a core file now than a test that is stopped from outside and says nothing.
+void AbortWhenStuck(const std::atomic<uint64_t>& next, std::future<void> over) {
+  uint64_t seen = next;
+  while (over.wait_for(kStuckAfter) == std::future_status::timeout) {
+    if (next == seen) std::abort();
+    seen = next;
+  }
+}
+
 // Seeds [first, first + runs), on kShards threads, until some have failed.
 SimulationResults RunSeeds(const SimulationSettings& settings, uint64_t first, uint64_t runs,
                            size_t max_failures = kMaxFailures) {
@@ -64,6 +83,7 @@ SimulationResults RunSeeds(const SimulationSettings& settings, uint64_t first, u
   std::mutex mutex;
   std::atomic<uint64_t> next{0};
   std::atomic<bool> enough{false};
+  std::promise<void> over;
   const auto shard = [&](size_t index) {
     for (uint64_t at = next++; at < runs && !enough; at = next++) {
       SimulationSettings one = settings;
@@ -82,7 +102,10 @@ SimulationResults RunSeeds(const SimulationSettings& settings, uint64_t first, u
   };
   std::vector<std::thread> threads;
   for (size_t i = 0; i < std::min<uint64_t>(kShards, runs); ++i) threads.emplace_back(shard, i);
+  std::thread watch([&next, &over] { AbortWhenStuck(next, over.get_future()); });
   for (std::thread& thread : threads) thread.join();
+  over.set_value();
+  watch.join();
   return results;
 }
 
