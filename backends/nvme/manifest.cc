@@ -248,24 +248,31 @@ class RocksManifest : public Manifest {
 
   // RocksDB ends the process (an assertion) where a log is written or synced that failed before, and does not
   // always refuse to: until there is another log, nothing is written.
-  void NoteFailedLog() { failed_log_ = CurrentLog(); }
-  uint64_t CurrentLog() {
+  void NoteFailedLog() { failed_log_ = CurrentLog().value_or(kUnknownLog); }
+  // Its number takes a look at its file, which fails where the directory does.
+  std::optional<uint64_t> CurrentLog() {
     std::unique_ptr<rocksdb::LogFile> log;
-    return db_->GetCurrentWalFile(&log).ok() && log ? log->LogNumber() : 0;
+    if (!db_->GetCurrentWalFile(&log).ok() || !log) return std::nullopt;
+    return log->LogNumber();
   }
   Status ReplaceLog() {
     Status resumed = FromRocks(db_->Resume());
-    if (resumed.ok() && CurrentLog() == *failed_log_) {
-      // Nothing was to be flushed, or nobody was told of the error. A flush begins a new log.
-      rocksdb::WriteOptions unlogged;
-      unlogged.disableWAL = true;
-      db_->Put(unlogged, kNewLogKey, rocksdb::Slice()).PermitUncheckedError();
-      FlushMemtables().IgnoreError();  // shows in the log's number
-      resumed = FromRocks(db_->Resume());
+    if (!resumed.ok()) return resumed;
+    const std::optional<uint64_t> before = CurrentLog();
+    if (before && *failed_log_ != kUnknownLog && *before != *failed_log_) {
+      failed_log_.reset();
+      return OkStatus();
     }
-    if (resumed.ok() && CurrentLog() == *failed_log_) resumed = UnavailableError("manifest: its log failed");
-    if (resumed.ok()) failed_log_.reset();
-    return resumed;
+    // Nothing was to be flushed, or nobody was told of the error. A flush begins a new log.
+    rocksdb::WriteOptions unlogged;
+    unlogged.disableWAL = true;
+    db_->Put(unlogged, kNewLogKey, rocksdb::Slice()).PermitUncheckedError();
+    FlushMemtables().IgnoreError();  // shows in the log's number
+    TERRACE_RETURN_IF_ERROR(FromRocks(db_->Resume()));
+    const std::optional<uint64_t> after = CurrentLog();
+    if (!before || !after || *after == *before) return UnavailableError("manifest: its log failed");
+    failed_log_.reset();
+    return OkStatus();
   }
   Status FlushMemtables() {
     const std::vector<rocksdb::ColumnFamilyHandle*> families(handles_.begin(), handles_.end());
@@ -278,7 +285,8 @@ class RocksManifest : public Manifest {
   std::array<rocksdb::ColumnFamilyHandle*, 4> handles_{};
   std::mutex write_mutex_;  // of what follows, and of all that writes
   bool has_unlogged_ = false;
-  std::optional<uint64_t> failed_log_;  // which has not been replaced
+  static constexpr uint64_t kUnknownLog = 0;  // no log has it
+  std::optional<uint64_t> failed_log_;        // which has not been replaced
 };
 
 Status RocksManifest::Load(const std::function<void(LoadedRecord)>& each, std::vector<std::string>* broken) {

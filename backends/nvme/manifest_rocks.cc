@@ -1,6 +1,7 @@
 #include "backends/nvme/manifest_rocks.h"
 
 #include <rocksdb/env.h>
+#include <rocksdb/listener.h>
 #include <rocksdb/memtablerep.h>
 #include <rocksdb/table.h>
 
@@ -12,6 +13,13 @@ namespace {
 
 constexpr uint64_t kKiB = 1024;
 constexpr uint64_t kMiB = 1024 * kKiB;
+
+class NoAutoRecovery : public rocksdb::EventListener {
+ public:
+  void OnErrorRecoveryBegin(rocksdb::BackgroundErrorReason, rocksdb::Status, bool* auto_recovery) override {
+    *auto_recovery = false;
+  }
+};
 
 }  // namespace
 
@@ -77,6 +85,10 @@ rocksdb::DBOptions DatabaseOptions(uint64_t reserve_bytes, rocksdb::Env* env) {
   options.max_file_opening_threads = 1;  // few files
   // Places and contents of records that were not logged reach the disk together.
   options.atomic_flush = true;
+  // Who writes resumes after an error. RocksDB's own attempts, on threads of theirs, meet that in the middle
+  // and end the process (an assertion).
+  options.max_bgerror_resume_count = 0;
+  options.listeners.push_back(std::make_shared<NoAutoRecovery>());
   return options;
 }
 
