@@ -23,3 +23,9 @@ foreach(program IN ITEMS terrace_program terrace-llama terrace_llama)
     install(TARGETS ${program} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
   endif()
 endforeach()
+if(TARGET terrace_program)  # unit and examples of `terrace serve`
+  install(FILES ${PROJECT_SOURCE_DIR}/packaging/terrace.service ${PROJECT_SOURCE_DIR}/packaging/terrace.json
+                ${PROJECT_SOURCE_DIR}/packaging/tenants.json
+          DESTINATION ${CMAKE_INSTALL_DATADIR}/terrace)
+  install(FILES ${PROJECT_SOURCE_DIR}/connectors/server/README.md DESTINATION ${CMAKE_INSTALL_DOCDIR} RENAME server.md)
+endif()
