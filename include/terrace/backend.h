@@ -125,6 +125,8 @@ struct PrefixQuery {
   std::vector<ChunkKey> keys;  // of the full chunks
   ChunkContent content;        // tokens and items from first_token on
   std::vector<ObjectPart> parts;
+  // KvSpec::DivisionTag of who asks: objects of another division into shards are no match. Null: of any.
+  std::optional<uint32_t> division;
   TimePoint deadline = kNoDeadline;
   Duration lease{};
 };

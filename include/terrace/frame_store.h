@@ -66,14 +66,16 @@ class TERRACE_API FrameStore {
 
   // The roots table. Objects are stored of known roots only; equal records are free. kInvalidArgument: a spec
   // that does not parse or is not valid, or another record under a known root. What a root hashes of the salt
-  // is not known here, so that a root is taken at its word.
+  // is not known here, so that a root is taken at its word. kResourceExhausted: 65,536 are known, or 64 MiB
+  // of their records.
   Status PutRoot(const RootRecord& record);
   Result<std::vector<RootRecord>> Roots() const;
 
   // The longest prefix of the query that is stored, counted from its first token: full chunks by their keys
   // (query.parent itself need not be stored), then token-exact inside one child of the last where the root's
-  // spec lets payloads be cut. Per part as its group's rule says. With query.lease > 0 the match is protected
-  // for that long, at most StorageOptions::lease_time, under `lease_token`, as far as the budget goes
+  // spec lets payloads be cut, whole stored chunks otherwise. Per part as its group's rule says; `present`
+  // says so of what the rule needs, of the rest it may not. With query.lease > 0 the match is protected for
+  // that long, at most StorageOptions::lease_time, under `lease_token`, as far as the budget goes
   // (lease_token is empty otherwise: a hint). query.deadline is not used. Unknown roots match nothing.
   PrefixMatch Match(const PrefixQuery& query);
   // False: no such lease, or it has lapsed.
@@ -84,7 +86,9 @@ class TERRACE_API FrameStore {
 
   // The frames themselves: out of the host tier as they are, out of slower tiers read, verified and promoted
   // on the way. One result per operation, in their order, exactly once, on the calling thread where all lie
-  // in the host tier, else on a thread of a backend or of the executor.
+  // in the host tier, else on a thread of a backend or of the store. One that finds no room in the pool waits
+  // for it until its deadline (at most StorageOptions::io_deadline), but not where its batch holds half the
+  // pool.
   void Fetch(std::vector<FetchOp> ops, FetchDone done);
 
   // Memory for a frame that is to arrive, charged to the stores' share of the pool. kResourceExhausted: no

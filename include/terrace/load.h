@@ -2,6 +2,7 @@
 // memory that the caller named (LoadSink). A handle is used by one thread at a time, but for Cancel.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -33,6 +34,8 @@ class TERRACE_API LeasedChunk {
   // where a match ends inside a chunk.
   TokenRange payload_tokens() const;
   TokenRange matched_tokens() const;
+  // Where the bytes came from: the place of that tier among those that Open was given.
+  size_t tier() const;
   Bytes payload() const;
 
  private:

@@ -71,6 +71,14 @@ class TERRACE_API MetricRegistry {
 
   // Prometheus text exposition format 0.0.4, families in order of name.
   std::string PrometheusText() const;
+  // The same of several registries in one text, where each family stands once. The labels of a registry are
+  // added to each of its series, which has none of that name. A family that two registries have as different
+  // kinds is that of the first alone.
+  struct Labelled {
+    const MetricRegistry* registry;
+    MetricLabels labels;
+  };
+  static std::string PrometheusText(std::span<const Labelled> registries);
   // The value of a counter or gauge; 0 where there is none. For tests and Stats.
   int64_t Value(std::string_view name, const MetricLabels& labels = {}) const;
 

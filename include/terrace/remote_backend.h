@@ -32,7 +32,7 @@ struct RemoteTls {
 
 struct RemoteOptions {
   // "host:port", "[v6]:port", or "unix:/path". Each chunk lives on one of them (on `replicas`): that which
-  // rendezvous hashing of the key of the first chunk of its run of 32 chunks names.
+  // rendezvous hashing of the key of the first chunk of its run (RunBegin of object_meta.h) names.
   std::vector<std::string> addresses;
   // Read instead of, or on top of, `addresses`: one address a line, # comments. Watched; a change takes
   // effect within seconds and moves nothing: former owners are asked as well for `membership_grace`.

@@ -32,6 +32,7 @@
 
 namespace terrace {
 
+class FrameStore;
 class ManagerCore;
 
 class TERRACE_API StorageManager {
@@ -111,6 +112,7 @@ class TERRACE_API StorageManager {
   MetricRegistry& metrics() const;
 
  private:
+  friend class FrameStore;
   explicit StorageManager(std::shared_ptr<ManagerCore> core);
   std::shared_ptr<ManagerCore> core_;
 };

@@ -33,7 +33,7 @@ struct StorageOptions {
   // The pool is memory that other processes can be handed to read, see terrace/shared_pool.h; without huge
   // pages then.
   bool share_pool = false;
-  // For a store that holds runs of kRunChunks chunks without what stands before them, as one of several
+  // For a store that holds runs (RunBegin of object_meta.h) without what stands before them, as one of several
   // servers does: the first chunk of a run needs no parent.
   bool runs_stand_alone = false;
   Duration lease_time = std::chrono::seconds(30);

@@ -20,6 +20,16 @@ void PieceVerifier::MarkPresent(uint64_t offset, uint64_t n) {
     ++used;
   }
   islands_.erase(islands_.begin(), islands_.begin() + static_cast<ptrdiff_t>(used));
+  // Those that touch become one: there are as many as gaps, however small the parts are.
+  size_t last = 0;
+  for (size_t i = 1; i < islands_.size(); ++i) {
+    if (islands_[i].first <= islands_[last].second) {
+      islands_[last].second = std::max(islands_[last].second, islands_[i].second);
+    } else {
+      islands_[++last] = islands_[i];
+    }
+  }
+  if (!islands_.empty()) islands_.resize(last + 1);
   VerifyReady();
 }
 

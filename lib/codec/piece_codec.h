@@ -55,6 +55,9 @@ class PieceVerifier {
   const FrameHeader* header() const { return header_.ok() ? &header_.value() : nullptr; }
   // Payload bytes before this one are there and right (from the window's begin on).
   uint64_t verified_end() const { return verified_end_; }
+  // Bytes before this one are in place, without a gap.
+  uint64_t present_end() const { return contiguous_; }
+  size_t num_islands() const { return islands_.size(); }  // beyond a gap
 
  private:
   void VerifyReady();

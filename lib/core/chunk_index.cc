@@ -199,18 +199,27 @@ std::vector<IndexEntry*> ChunkIndex::Children(const IndexEntry& parent) const {
 }
 
 void ChunkIndex::ForEach(const std::function<void(IndexEntry&)>& visit) {
-  for (size_t i = 0; i < kNumShards; ++i) {
-    const EntrySlab& slab = entries_->slab(i);
-    for (uint32_t slot = 1;; ++slot) {
+  Place place;
+  ForEachFrom(place, [&](IndexEntry& entry) {
+    visit(entry);
+    return true;
+  });
+}
+
+bool ChunkIndex::ForEachFrom(Place& place, const std::function<bool(IndexEntry&)>& visit) {
+  for (; place.shard < kNumShards; ++place.shard, place.slot = 1) {
+    const EntrySlab& slab = entries_->slab(place.shard);
+    for (;; ++place.slot) {
       IndexEntry* entry = nullptr;
       {
-        std::lock_guard lock(shards_[i]->mutex);
-        if (slot >= slab.num_slots()) break;
-        if (!slab.At(slot).is_placeholder()) entry = &slab.At(slot);
+        std::lock_guard lock(shards_[place.shard]->mutex);
+        if (place.slot >= slab.num_slots()) break;
+        if (!slab.At(place.slot).is_placeholder()) entry = &slab.At(place.slot);
       }
-      if (entry != nullptr) visit(*entry);
+      if (entry != nullptr && !visit(*entry)) return true;
     }
   }
+  return false;
 }
 
 bool ChunkIndex::Unhold(IndexEntry& entry, uint32_t host_pins, uint32_t lower_pins) {

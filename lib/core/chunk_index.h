@@ -91,6 +91,14 @@ class ChunkIndex {
   // Every chunk, placeholders left out, without a shard locked: `visit` may call the index, and remove
   // entries.
   void ForEach(const std::function<void(IndexEntry&)>& visit);
+  // The same from a place on, until `visit` says no: `place` is that of the entry then. Entries keep their
+  // place as long as they live. False: the end.
+  struct Place {
+    uint32_t shard = 0;
+    uint32_t slot = 1;
+    auto operator<=>(const Place&) const = default;
+  };
+  bool ForEachFrom(Place& place, const std::function<bool(IndexEntry&)>& visit);
 
   // --- By every thread.
 

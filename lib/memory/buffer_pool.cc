@@ -165,6 +165,24 @@ std::vector<MemoryRegion> BufferPool::regions() const {
   return regions;
 }
 
+std::optional<SharedPool> BufferPool::shared() const {
+  const PoolMapping& mapping = arena_->mapping();
+  if (!mapping.file().is_open()) return std::nullopt;
+  return SharedPool{.pool_fd = mapping.file().fd(),
+                    .pool_bytes = mapping.file().size_bytes(),
+                    .generations_fd = mapping.generations().fd(),
+                    .generations_bytes = mapping.generations().size_bytes()};
+}
+
+std::optional<SharedPlace> BufferPool::Locate(const BufferRef& buffer) const {
+  const PoolMapping& mapping = arena_->mapping();
+  if (!mapping.file().is_open() || arena_->RunOf(buffer) == nullptr) return std::nullopt;
+  const auto run_offset = static_cast<uint64_t>(buffer.run().data() - mapping.base());
+  const auto unit = static_cast<uint32_t>(run_offset / kPoolUnitBytes);
+  return SharedPlace{.frame_offset = run_offset + kTierPageBytes,
+                     .generation = mapping.GenerationOf(unit).load(std::memory_order_acquire)};
+}
+
 MemoryRegion BufferPool::region() const {
   return {.id = 0, .bytes = {arena_->mapping().base(), size_bytes()}};
 }

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "lib/memory/buffer_pool_options.h"
@@ -22,6 +23,7 @@
 #include "lib/memory/reclaimer.h"
 #include "terrace/backend.h"
 #include "terrace/bytes.h"
+#include "terrace/shared_pool.h"
 #include "terrace/status.h"
 
 namespace terrace {
@@ -78,6 +80,11 @@ class BufferPool {
   // The whole pool in pieces of 1 GiB (the last may be shorter) that no buffer crosses, for io_uring and CUDA
   // to register: regions()[i].id == i is the region_id of the buffers in it. Empty for a pool of 0 bytes.
   std::vector<MemoryRegion> regions() const;
+  // Of a pool that is shared: its descriptors, and where a buffer of it lies. Null for bytes that are not of
+  // this pool.
+  std::optional<SharedPool> shared() const;
+  std::optional<SharedPlace> Locate(const BufferRef& buffer) const;
+
   // The whole pool as one region.
   MemoryRegion region() const;
 

@@ -102,6 +102,8 @@ void PoolArena::GiveBack(PoolRun& run, std::vector<Waiter>& woken) {
   accounts_.Discharge(units, run.use.exchange(BufferUse::kContent));
   if (run.orphaned.exchange(false, std::memory_order_relaxed)) accounts_.Orphaned(-int64_t{units});
   accounts_.GivenBack(units);
+  // Before anybody else has the memory: who reads it without holding the buffer sees that it is gone.
+  if (mapping_.generations().is_open()) mapping_.GenerationOf(start).fetch_add(1, std::memory_order_acq_rel);
   if (Claim* claim = ClaimOver(start)) {
     run.reserved = true;
     claim->held_units += units;

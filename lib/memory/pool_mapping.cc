@@ -11,6 +11,9 @@
 #include <string>
 #include <utility>
 
+#include "lib/base/status_macros.h"
+#include "terrace/shared_pool.h"
+
 namespace terrace {
 namespace {
 
@@ -58,20 +61,7 @@ Result<PoolMapping> PoolMapping::Map(const BufferPoolOptions& options) {
   PoolMapping made;
   const size_t bytes = options.size_bytes / kPoolUnitBytes * kPoolUnitBytes;
   if (bytes == 0) return made;
-  made.mapped_bytes_ = bytes + kHugePageBytes;
-  void* mapping =
-      mmap(nullptr, made.mapped_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (mapping == MAP_FAILED) {
-    return ResourceExhaustedError("the pool's " + std::to_string(bytes) +
-                                  " bytes cannot be mapped: " + std::strerror(errno));
-  }
-  made.mapping_ = mapping;
-  const auto address = reinterpret_cast<uintptr_t>(mapping);
-  made.base_ = reinterpret_cast<std::byte*>((address + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes);
-  made.size_bytes_ = bytes;
-  if (options.huge_pages && madvise(made.base_, bytes, MADV_HUGEPAGE) != 0) {
-    Log(options, LogLevel::kInfo, std::string("no huge pages for the pool: ") + std::strerror(errno));
-  }
+  TERRACE_RETURN_IF_ERROR(options.share ? made.MapShared(bytes) : made.Map(bytes, options));
   if (options.numa_node >= 0 && !PreferNode(made.base_, bytes, options.numa_node)) {
     Log(options, LogLevel::kWarning,
         "the pool is not on NUMA node " + std::to_string(options.numa_node) + ": " + std::strerror(errno));
@@ -80,25 +70,62 @@ Result<PoolMapping> PoolMapping::Map(const BufferPoolOptions& options) {
   if (madvise(made.base_, bytes, MADV_DONTFORK) != 0) {
     Log(options, LogLevel::kInfo, "the pool is visible to forked children");
   }
+  if (options.share) TERRACE_RETURN_IF_ERROR(made.Seal());
   if (!options.populate) return made;
-  if (Status status = Populate(made.base_, bytes); !status.ok()) return status;
+  TERRACE_RETURN_IF_ERROR(Populate(made.base_, bytes));
   if (mlock(made.base_, bytes) != 0) {
     Log(options, LogLevel::kInfo, std::string("the pool is not locked in memory: ") + std::strerror(errno));
   }
   return made;
 }
 
+Status PoolMapping::Map(size_t bytes, const BufferPoolOptions& options) {
+  mapped_bytes_ = bytes + kHugePageBytes;
+  void* mapping = mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapping == MAP_FAILED) {
+    return ResourceExhaustedError("the pool's " + std::to_string(bytes) +
+                                  " bytes cannot be mapped: " + std::strerror(errno));
+  }
+  mapping_ = mapping;
+  const auto address = reinterpret_cast<uintptr_t>(mapping);
+  base_ = reinterpret_cast<std::byte*>((address + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes);
+  size_bytes_ = bytes;
+  if (options.huge_pages && madvise(base_, bytes, MADV_HUGEPAGE) != 0) {
+    Log(options, LogLevel::kInfo, std::string("no huge pages for the pool: ") + std::strerror(errno));
+  }
+  return OkStatus();
+}
+
+Status PoolMapping::MapShared(size_t bytes) {
+  static_assert(kSharedPoolUnitBytes == kPoolUnitBytes);
+  TERRACE_ASSIGN_OR_RETURN(file_, MemoryFile::Create("terrace-pool", bytes));
+  TERRACE_ASSIGN_OR_RETURN(
+      generations_, MemoryFile::Create("terrace-generations", bytes / kPoolUnitBytes * sizeof(uint64_t)));
+  base_ = file_.base();
+  size_bytes_ = bytes;
+  return Populate(generations_.base(), generations_.size_bytes());
+}
+
+Status PoolMapping::Seal() {
+  TERRACE_RETURN_IF_ERROR(file_.Seal());
+  return generations_.Seal();
+}
+
 PoolMapping::PoolMapping(PoolMapping&& other) noexcept
     : mapping_(std::exchange(other.mapping_, nullptr)),
       mapped_bytes_(std::exchange(other.mapped_bytes_, 0)),
       base_(std::exchange(other.base_, nullptr)),
-      size_bytes_(std::exchange(other.size_bytes_, 0)) {}
+      size_bytes_(std::exchange(other.size_bytes_, 0)),
+      file_(std::move(other.file_)),
+      generations_(std::move(other.generations_)) {}
 
 PoolMapping& PoolMapping::operator=(PoolMapping&& other) noexcept {
   std::swap(mapping_, other.mapping_);
   std::swap(mapped_bytes_, other.mapped_bytes_);
   std::swap(base_, other.base_);
   std::swap(size_bytes_, other.size_bytes_);
+  std::swap(file_, other.file_);
+  std::swap(generations_, other.generations_);
   return *this;
 }
 

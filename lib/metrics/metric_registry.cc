@@ -70,14 +70,17 @@ void AppendNumber(T value, std::string& out) {
   out.append(digits, end);
 }
 
+std::string JoinLabels(std::string_view first, std::string_view second) {
+  std::string joined(first);
+  if (!first.empty() && !second.empty()) joined += ',';
+  return joined.append(second);
+}
+
 void AppendSeries(std::string_view name, std::string_view suffix, std::string_view labels,
                   std::string_view more_labels, std::string& out) {
   out.append(name).append(suffix);
-  if (!labels.empty() || !more_labels.empty()) {
-    out.append("{").append(labels);
-    if (!labels.empty() && !more_labels.empty()) out += ',';
-    out.append(more_labels).append("}");
-  }
+  const std::string joined = JoinLabels(labels, more_labels);
+  if (!joined.empty()) out.append("{").append(joined).append("}");
   out += ' ';
 }
 
@@ -133,6 +136,22 @@ struct MetricRegistry::Families {
     std::string help;
     std::vector<double> bounds;
     std::map<std::string, Series> series;  // by LabelText
+
+    void AppendTo(std::string_view name, std::string_view more_labels, std::string& out) const {
+      for (const auto& [own_labels, one] : series) {
+        const std::string labels = JoinLabels(own_labels, more_labels);
+        if (one.histogram) {
+          AppendHistogram(name, labels, *one.histogram, out);
+          continue;
+        }
+        AppendSeries(name, "", labels, "", out);
+        if (one.counter)
+          AppendNumber(one.counter->value(), out);
+        else
+          AppendNumber(one.gauge->value(), out);
+        out += '\n';
+      }
+    }
   };
   mutable std::mutex mutex;
   std::map<std::string, Family, std::less<>> by_name;
@@ -179,25 +198,34 @@ Histogram* MetricRegistry::GetHistogram(std::string_view name, std::string_view 
 }
 
 std::string MetricRegistry::PrometheusText() const {
-  std::lock_guard lock(families_->mutex);
-  std::string out;
-  for (const auto& [name, family] : families_->by_name) {
-    out.append("# HELP ").append(name).append(" ");
-    AppendEscaped(family.help, false, out);
-    out.append("\n# TYPE ").append(name).append(" ").append(KindName(family.kind)).append("\n");
-    for (const auto& [labels, series] : family.series) {
-      if (series.histogram) {
-        AppendHistogram(name, labels, *series.histogram, out);
-        continue;
+  const Labelled self{this, {}};
+  return PrometheusText(std::span(&self, 1));
+}
+
+std::string MetricRegistry::PrometheusText(std::span<const Labelled> registries) {
+  struct Text {
+    MetricKind kind;
+    std::string lines;
+  };
+  std::map<std::string, Text> families;
+  // One registry is locked at a time.
+  for (const auto& [registry, labels] : registries) {
+    const std::string more_labels = LabelText(labels);
+    std::lock_guard lock(registry->families_->mutex);
+    for (const auto& [name, family] : registry->families_->by_name) {
+      const auto [text, is_new] = families.try_emplace(name, Text{family.kind, {}});
+      if (text->second.kind != family.kind) continue;
+      std::string& out = text->second.lines;
+      if (is_new) {
+        out.append("# HELP ").append(name).append(" ");
+        AppendEscaped(family.help, false, out);
+        out.append("\n# TYPE ").append(name).append(" ").append(KindName(family.kind)).append("\n");
       }
-      AppendSeries(name, "", labels, "", out);
-      if (series.counter)
-        AppendNumber(series.counter->value(), out);
-      else
-        AppendNumber(series.gauge->value(), out);
-      out += '\n';
+      family.AppendTo(name, more_labels, out);
     }
   }
+  std::string out;
+  for (const auto& [name, text] : families) out += text.lines;
   return out;
 }
 

@@ -41,35 +41,41 @@ void ManagerCore::CollectSubtree(IndexEntry& entry, std::vector<IndexEntry*>& ou
   }
 }
 
-// Takes every object of the entry out of index and policies, dooms its writes, and names it per tier.
 uint64_t ManagerCore::ForgetObjects(IndexEntry& entry, ObjectsByTier& by_tier, DoomedJobs& doomed) {
   uint64_t count = 0;
   for (const ObjectPresence& object : entry.objects) {
-    const ObjectId id{entry.key, object.part};
-    if (!object.is_gone()) ++count;
-    for (size_t t = 0; t < tiers_.size(); ++t) {
-      // A durable tier is asked even where it evicted the object: an eviction may be undone by a crash, an
-      // erase may not. So is one that answers for itself.
-      const bool may_have_it = tiers_[t].capabilities.is_durable || tiers_[t].answers_itself;
-      if (!((object.tiers | object.writing) & TierBit(t)) && !may_have_it) continue;
-      by_tier[t].push_back(id);
-      ClearPresent(entry, object.part, t, Unless::kNothing);
-      if (!(object.writing & TierBit(t))) continue;
-      for (const std::shared_ptr<WriteJob>& job : tiers_[t].writes) {
-        if (job->id != id || job->doomed) continue;
-        job->doomed = true;
-        doomed.push_back(job);
-      }
-    }
-    if (object.is_storing) storing_.erase(id);
+    if (ForgetObject(entry, object.part, by_tier, doomed)) ++count;
   }
-  index_->Change(entry, [](IndexEntry& e) {
-    for (ObjectPresence& object : e.objects) {
-      object.writing = 0;
-      object.is_storing = false;
-    }
-  });
   return count;
+}
+
+// Takes the object out of index and policies, dooms its writes, and names it per tier. Whether it was there.
+bool ManagerCore::ForgetObject(IndexEntry& entry, ObjectPart part, ObjectsByTier& by_tier,
+                               DoomedJobs& doomed) {
+  const ObjectPresence& object = *entry.Find(part);
+  const ObjectId id{entry.key, part};
+  const bool was_there = !object.is_gone();
+  for (size_t t = 0; t < tiers_.size(); ++t) {
+    // A durable tier is asked even where it evicted the object: an eviction may be undone by a crash, an
+    // erase may not. So is one that answers for itself.
+    const bool may_have_it = tiers_[t].capabilities.is_durable || tiers_[t].answers_itself;
+    if (!((object.tiers | object.writing) & TierBit(t)) && !may_have_it) continue;
+    by_tier[t].push_back(id);
+    ClearPresent(entry, part, t, Unless::kNothing);
+    if (!(object.writing & TierBit(t))) continue;
+    for (const std::shared_ptr<WriteJob>& job : tiers_[t].writes) {
+      if (job->id != id || job->doomed) continue;
+      job->doomed = true;
+      doomed.push_back(job);
+    }
+  }
+  if (object.is_storing) storing_.erase(id);
+  index_->Change(entry, [&](IndexEntry& e) {
+    ObjectPresence& gone = *e.Find(part);
+    gone.writing = 0;
+    gone.is_storing = false;
+  });
+  return was_there;
 }
 
 // A write in flight could land after the erase that is sent next. Writes have deadlines, so this ends.
@@ -152,6 +158,7 @@ Result<uint64_t> ManagerCore::EraseSelected(const EraseSelection& select) {
     }
     for (size_t t = 0; t < tiers_.size(); ++t) {
       if (!by_tier[t].empty()) AddFailedEvictions(t, by_tier[t]);
+      for (const ObjectId& id : by_tier[t]) ForgetSeenRemotely(id);
       for (const ObjectId& id : by_tier[t]) ++tiers_[t].erasing[id];
     }
     ForgetPins(erased);
@@ -210,6 +217,7 @@ Status ManagerCore::Clear() {
     TERRACE_RETURN_IF_ERROR(CheckOpen());
     ++erasures_;
     for (TierState& tier : tiers_) ++tier.clearing;
+    is_clearing_ = true;
     ObjectsByTier by_tier(tiers_.size());
     roots = roots_.All();
     std::vector<IndexEntry*> entries;
@@ -221,6 +229,18 @@ Status ManagerCore::Clear() {
     for (const IndexEntry* entry : entries) keys.push_back(entry->key);
     for (const ChunkKey& key : keys) RemoveIfEmpty(key);
     if (HasHostTier()) tiers_[0].backend->Clear([](const Status&) {});
+    marks_.clear();
+    seen_remotely_.clear();
+    seen_order_.clear();
+    is_clearing_ = false;
+    if (events_) {
+      events_->Record({.kind = KvEventKind::kCleared,
+                       .id = {},
+                       .root = {},
+                       .parent = {},
+                       .first_token = 0,
+                       .content = nullptr});
+    }
     AwaitDoomed(doomed, lock);
   }
   DropPins();

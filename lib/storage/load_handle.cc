@@ -99,6 +99,7 @@ Result<std::optional<LeasedChunk>> LoadHandle::Next(TimePoint deadline) {
   chunk->item = state.items[unit];
   chunk->buffer = std::move(slot.buffer);
   chunk->place = slot.place;
+  chunk->tier = slot.tier;
   chunk->charge = std::exchange(slot.charge, 0);
   slot.phase = State::Slot::Phase::kTaken;
   state.CountTaken(unit);
@@ -156,6 +157,7 @@ ObjectId LeasedChunk::id() const { return state_ ? state_->item.id : ObjectId{};
 uint64_t LeasedChunk::chunk_index() const { return state_ ? state_->item.chunk_index : 0; }
 TokenRange LeasedChunk::payload_tokens() const { return state_ ? state_->item.payload_tokens : TokenRange{}; }
 TokenRange LeasedChunk::matched_tokens() const { return state_ ? state_->item.matched_tokens : TokenRange{}; }
+size_t LeasedChunk::tier() const { return state_ ? state_->tier : 0; }
 
 Bytes LeasedChunk::payload() const {
   if (!state_) return {};

@@ -168,12 +168,12 @@ void LoadHandle::State::TakeBorrowed(size_t unit, BufferRef frame) {
   LeaseItem& item = items[step.item];
   if (item.remote_tier == LeaseItem::kLocal) {
     const uint64_t begin = HeaderBytesOf(item) + step.payload_begin;
-    return Ready(unit, std::move(frame), {begin, step.payload_end - step.payload_begin});
+    return Ready(unit, 0, std::move(frame), {begin, step.payload_end - step.payload_begin});
   }
   const Result<FrameHeader> header = ParseFrameHeader(frame.frame());
   TERRACE_CHECK(header.ok()) << "a published frame lost its header: " << header.status().ToString();
   if (Status status = LearnFrom(*header, item); !status.ok()) return Fail(unit, std::move(status));
-  Ready(unit, std::move(frame), {header->header_bytes, header->payload_bytes});
+  Ready(unit, 0, std::move(frame), {header->header_bytes, header->payload_bytes});
 }
 
 bool LoadHandle::State::IsHead(size_t unit) const {

@@ -161,7 +161,7 @@ Status LoadHandle::State::FinishFrame(const Read& read, const GetResult& result)
   if (!fits.ok()) {
     Fail(read.unit, std::move(fits));
   } else if (status.ok()) {
-    Ready(read.unit, read.buffer, place);
+    Ready(read.unit, read.tier, read.buffer, place);
   }
   return status;
 }
@@ -187,7 +187,7 @@ Status LoadHandle::State::FinishWindow(const Read& read, const GetResult& result
   }
   if (step.is_first) core->tiers_[read.tier].hits->Add();
   const FrameWindow window{HeaderBytesOf(item), step.payload_begin, step.payload_end};
-  Ready(read.unit, read.buffer, {window.payload_at(), step.payload_end - step.payload_begin});
+  Ready(read.unit, read.tier, read.buffer, {window.payload_at(), step.payload_end - step.payload_begin});
   return status;
 }
 
@@ -221,7 +221,7 @@ Status LoadHandle::State::FinishAssembly(const Read& read, const GetResult& resu
     }
   }
   if (status.ok()) {
-    Ready(read.unit, read.buffer, {header_bytes + step.payload_begin, step.payload_end - step.payload_begin});
+    Ready(read.unit, read.tier, read.buffer, {header_bytes + step.payload_begin, step.payload_end - step.payload_begin});
   }
   return status;
 }

@@ -35,6 +35,7 @@ struct LoadHandle::State : std::enable_shared_from_this<LoadHandle::State> {
   struct Slot {
     enum class Phase : uint8_t { kWaiting, kReading, kReady, kTaken } phase = Phase::kWaiting;
     uint8_t from_tier = 0;  // faster ones failed
+    size_t tier = 0;        // kReady: that the bytes came from
     uint64_t charge = 0;    // bytes of the window
     PayloadRange place;     // kReady: where the unit's bytes of the payload lie in buffer.frame()
     BufferRef buffer;       // kReady
@@ -159,7 +160,7 @@ struct LoadHandle::State : std::enable_shared_from_this<LoadHandle::State> {
   Status LearnFrom(const FrameHeader& header, LeaseItem& item) const;
 
   // load_take.cc
-  void Ready(size_t unit, BufferRef buffer, PayloadRange place);
+  void Ready(size_t unit, size_t tier, BufferRef buffer, PayloadRange place);
   void Fail(size_t unit, Status status);
   void PostDrain();
   void Drain();
@@ -191,6 +192,7 @@ struct LeasedChunk::State {
   LeaseItem item;
   BufferRef buffer;
   PayloadRange place;
+  size_t tier = 0;
   uint64_t charge = 0;
 
   ~State() {

@@ -58,7 +58,7 @@ void LoadHandle::State::CountTaken(size_t unit) {
   }
 }
 
-void LoadHandle::State::Ready(size_t unit, BufferRef buffer, PayloadRange place) {
+void LoadHandle::State::Ready(size_t unit, size_t tier, BufferRef buffer, PayloadRange place) {
   bool is_next = false;
   bool is_void;
   {
@@ -71,6 +71,7 @@ void LoadHandle::State::Ready(size_t unit, BufferRef buffer, PayloadRange place)
     } else {
       slot.buffer = std::move(buffer);
       slot.place = place;
+      slot.tier = tier;
       slot.phase = Slot::Phase::kReady;
       is_next = unit == next_take;
       changed.notify_all();

@@ -43,15 +43,16 @@ MatchRequest ManagerCore::MatchRequestOf(const Asked& asked, const TokenView& pr
           .prompt = prompt,
           .limit = std::min<uint64_t>(prompt.tokens.size(), max_tokens),
           .parts = asked.parts,
+          .division = asked.root->division,
           .has_host = HasHostTier(),
           .pool_bytes = pool_->largest_buffer_bytes()};
 }
 
 // Chunks [first, last) of the plan.
-LeaseSegmentRef ManagerCore::MakeSegment(const MatchPlan& plan, const Asked& asked, size_t first,
-                                         size_t last) const {
+LeaseSegmentRef ManagerCore::MakeSegment(const MatchPlan& plan, const RootState& root,
+                                         std::span<const ObjectPart> parts, size_t first, size_t last) const {
   auto segment = std::make_shared<LeaseSegment>();
-  segment->items.reserve((last - first) * asked.parts.size());
+  segment->items.reserve((last - first) * parts.size());
   segment->chunks.reserve(last - first);
   segment->is_in_host = true;
   for (size_t i = first; i < last; ++i) {
@@ -60,14 +61,15 @@ LeaseSegmentRef ManagerCore::MakeSegment(const MatchPlan& plan, const Asked& ask
     segment->chunks.push_back(chunk);
     bool chunk_in_host = segment->is_in_host;
     LeaseItem item;
-    item.chunk_index = chunk.first_token / asked.root->spec.tokens_per_chunk;
+    item.chunk_index = chunk.first_token / root.spec.tokens_per_chunk;
     item.payload_tokens = {chunk.first_token, chunk.first_token + uint64_t{chunk.num_tokens}};
-    item.matched_tokens = {chunk.first_token, std::min(item.payload_tokens.end, plan.matched_tokens)};
-    item.root = asked.root.get();
-    for (size_t p = 0; p < asked.parts.size(); ++p) {
-      const ObjectPresence& object = plan.found[i * asked.parts.size() + p];
+    item.matched_tokens = {chunk.first_token,
+                           std::min(item.payload_tokens.end, plan.first_token + plan.matched_tokens)};
+    item.root = &root;
+    for (size_t p = 0; p < parts.size(); ++p) {
+      const ObjectPresence& object = plan.found[i * parts.size() + p];
       if (object.tiers == 0) continue;
-      item.id = {chunk.key, asked.parts[p]};
+      item.id = {chunk.key, parts[p]};
       item.meta = {object.frame_bytes(), object.payload_bytes, object.division};
       item.fastest_tier = static_cast<uint8_t>(std::countr_zero(object.tiers));
       item.in_host = HasHostTier() && (object.tiers & TierBit(0));
@@ -88,11 +90,11 @@ std::vector<LeaseSegmentRef> ManagerCore::AddMatch(const MatchPlan& plan, const 
   const size_t num_full = plan.chunks.size() - (plan.has_tail ? 1 : 0);
   std::vector<LeaseSegmentRef> added;
   if (num_full > 0) {
-    added.push_back(MakeSegment(plan, asked, 0, num_full));
+    added.push_back(MakeSegment(plan, *asked.root, asked.parts, 0, num_full));
     lease.segments.push_back(added.back());
   }
   if (plan.has_tail) {
-    added.push_back(MakeSegment(plan, asked, num_full, num_full + 1));
+    added.push_back(MakeSegment(plan, *asked.root, asked.parts, num_full, num_full + 1));
     lease.tail = added.back();
   }
   for (const LeaseSegmentRef& segment : added) {
@@ -225,7 +227,7 @@ Result<PrefixPresence> ManagerCore::Peek(const ChunkKey& root_key, const TokenVi
   const MatchRequest request = MatchRequestOf(asked, prompt, options.max_tokens);
   const MatchPlan plan = MatchPrefix(*index_, request);
   tracer.Step("match");
-  const LeaseSegmentRef segment = MakeSegment(plan, asked, 0, plan.chunks.size());
+  const LeaseSegmentRef segment = MakeSegment(plan, *asked.root, asked.parts, 0, plan.chunks.size());
   PrefixPresence presence;
   presence.matched_tokens = plan.matched_tokens;
   presence.host_tokens = segment->host_tokens;

@@ -43,6 +43,7 @@ Result<std::shared_ptr<ManagerCore>> ManagerCore::Open(StorageOptions options, s
       set.log ? GuardLogSink(set.log, core->metrics_, core->callback_exceptions_) : MakeStderrLogSink();
   TERRACE_ASSIGN_OR_RETURN(core->pool_, BufferPool::Create({.size_bytes = set.pool_bytes,
                                                             .huge_pages = set.huge_pages,
+                                                            .share = set.share_pool,
                                                             .numa_node = set.numa_node,
                                                             .log = core->log_.get(),
                                                             .metrics = core->metrics_.get()}));
@@ -67,6 +68,7 @@ Result<std::shared_ptr<ManagerCore>> ManagerCore::Open(StorageOptions options, s
   core->lookup_misses_ = lookup_outcome("miss");
   core->prefetched_bytes_ = metrics.GetCounter("terrace_manager_prefetched_bytes_total",
                                                "Frame bytes that prefetches started to read");
+  core->roots_.SetRunsStandAlone(set.runs_stand_alone);
   core->traces_.Set(set.traces, core->callback_exceptions_);
   core->index_ = std::make_unique<ChunkIndex>(ChunkIndexOptions{
       .content_budget_bytes = set.index_bytes,
@@ -86,6 +88,7 @@ Result<std::shared_ptr<ManagerCore>> ManagerCore::Open(StorageOptions options, s
   core->copy_strand_ = std::make_shared<Strand>(core->executor_, core->callback_exceptions_);
   core->reclaimer_ = std::make_unique<HostReclaimer>(*core);
   core->pool_->SetReclaimer(core->reclaimer_.get());
+  core->events_ = set.events;
   core->StartContents();
   return core;
 }
@@ -179,9 +182,13 @@ Result<ChunkKey> ManagerCore::Root(const KvSpec& spec, std::span<const Adapter> 
     ticket = next_id_++;
     tickets_.insert(ticket);
   }
+  PostKeepRoot(record, ticket);
+  return record.root;
+}
+
+void ManagerCore::PostKeepRoot(const RootRecord& record, uint64_t ticket) {
   strand_->Post([core = shared_from_this(), record,
                  end = std::make_shared<TicketEnd>(shared_from_this(), ticket)] { core->KeepRoot(record); });
-  return record.root;
 }
 
 ManagerStats ManagerCore::Stats() {

@@ -48,6 +48,14 @@
 namespace terrace {
 
 struct RemoteQuestion;
+
+// What a put says of an object that its frame does not, and that tiers keep.
+struct ObjectMarks {
+  int32_t priority = 0;
+  WallTime expiry{};
+  friend bool operator==(const ObjectMarks&, const ObjectMarks&) = default;
+};
+
 class LoadRegistry;
 
 class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
@@ -82,6 +90,7 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
   bool IsForkedChild() const;
 
  private:
+  friend class FrameStore;
   friend class HostReclaimer;
   friend class Lease;
   friend struct Lease::State;
@@ -94,6 +103,7 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
   static constexpr uint64_t kWriteWindowBytes = uint64_t{32} << 20;  // in flight per lower tier
   static constexpr size_t kMaxViewStores = 1024;                     // that wait for their copy
   static constexpr size_t kMaxFailedEvictions = 65536;
+  static constexpr size_t kMaxSeenRemotely = 65536;
   static constexpr size_t kMaxPinName = 256;
   static constexpr int kMaxEvictionRounds = 8;  // per write that finds no room
 
@@ -108,6 +118,8 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
   TimePoint DeadlineIn(Duration time) const;
   Status CheckOpen() const;
   void KeepRoot(const RootRecord& record);
+  // The same on the strand, with mutex_ free; ends the ticket.
+  void PostKeepRoot(const RootRecord& record, uint64_t ticket);
   bool HasHostTier() const { return !tiers_.empty() && tiers_[0].capabilities.supports_borrow; }
   Counter* DropCounter(std::string_view reason);
   void LogWarning(std::string_view message) { log_->Log(LogLevel::kWarning, "manager", message); }
@@ -140,6 +152,10 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
   void EvictSuperseded(IndexEntry& longer, size_t tier, Evictions& out);
   // The coldest object that may go; its bytes, 0 where none may.
   uint64_t EvictColdest(size_t tier, Evictions& out);
+  // The key of the first chunk of the entry's run; all zero where the index does not know it.
+  ChunkKey RunKeyOf(const IndexEntry& entry, ObjectPart part) const;
+  void TellStored(const IndexEntry& entry, ObjectPart part);
+  void TellRemoved(const IndexEntry& entry, ObjectPart part);
   ObjectMeta MetaOf(const IndexEntry& entry, const ObjectPresence& object, ChunkContentRef content) const;
   // With mutex_ free.
   void SendEvictions(Evictions evictions);
@@ -182,13 +198,17 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
   // its lease's business.
   void KeepAsked(uint64_t request_id, Asked& asked);
   MatchRequest MatchRequestOf(const Asked& asked, const TokenView& prompt, uint64_t max_tokens) const;
-  LeaseSegmentRef MakeSegment(const MatchPlan& plan, const Asked& asked, size_t first, size_t last) const;
+  LeaseSegmentRef MakeSegment(const MatchPlan& plan, const RootState& root, std::span<const ObjectPart> parts,
+                              size_t first, size_t last) const;
   // The match goes on where the earlier lease's full chunks end, if nothing of them was lost.
   bool ExtendEarlier(Asked& asked, const TokenView& prompt, uint64_t max_tokens,
                      const std::shared_ptr<Lease::State>& lease);
   void MatchAnew(Asked& asked, const TokenView& prompt, uint64_t max_tokens,
                  const std::shared_ptr<Lease::State>& lease);
   TimePoint LeaseDeadline() const { return DeadlineIn(options_.lease_time); }
+  static Status CheckPinName(std::string_view name);
+  Result<uint64_t> KeepPin(std::string_view name, MatchPlan& plan, const RootState& root,
+                           std::span<const ObjectPart> parts);
   void DropPins();
   // With mutex_ held: pins end for what was erased.
   void ForgetPins(const absl::flat_hash_set<ChunkKey, DigestHash>& erased);
@@ -212,6 +232,12 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
   void ReleaseRemote(Lease::State& lease);
   void OnRemoteMatch(const std::shared_ptr<Lease::State>& lease, const RemoteQuestion& question,
                      const PrefixMatch& match);
+  // What the tier that answers for itself said that it has: stores may hang on it though no other tier has
+  // it.
+  void NoteSeenRemotely(const RemoteQuestion& question, std::span<const LeaseItem> items);
+  // With mutex_ held.
+  bool IsSeenRemotely(const ObjectId& id, size_t tier) const;  // in `tier` or a slower one
+  void ForgetSeenRemotely(const ObjectId& id);
   // The lookup's trace ends with the answer.
   void RecordRemote(const Lease::State& lease, const RemoteQuestion& question, const Status& status);
 
@@ -237,6 +263,7 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
   static Status CheckIdentity(const FrameHeader& header, const LeaseItem& item);
 
   // With mutex_ held.
+  ReadSource FindSourceLocked(const LeaseItem& item, size_t from_tier);
   BufferRef BorrowFromHost(const ObjectId& id);
   // The object that the item was made from, or another save of it with the same lengths; null where neither
   // is known.
@@ -255,6 +282,7 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
     ChunkKey parent;
     TokenRange tokens;
     const PromptSlice& content;
+    uint32_t division = 0;
   };
   static Status CheckRange(const RootState& root, const TokenView& prompt, TokenRange range);
   ChunkKey KeyOfTail(const Asked& asked, const TokenView& prompt, TokenRange tokens) const;
@@ -272,6 +300,14 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
   void PostPublish(std::shared_ptr<WritableChunk::State> chunk, uint64_t ticket);
   void SealAndPublish(WritableChunk::State& chunk);
   void Publish(WritableChunk::State& chunk, Evictions& evictions);
+  struct FinalFrame {
+    ObjectId id;
+    BufferRef buffer;
+    FrameHeader& header;  // its content is taken
+    uint64_t ticket = 0;
+    ObjectMarks marks;
+  };
+  bool PlaceFrame(const FinalFrame& frame, Evictions& evictions);
   bool PutInHost(const ObjectId& id, const BufferRef& buffer, const ObjectMeta& meta);
 
   // store_view.cc
@@ -319,6 +355,7 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
   using EraseSelection = std::function<void(std::vector<IndexEntry*>& entries, ObjectsByTier& by_tier)>;
   Result<uint64_t> EraseSelected(const EraseSelection& select);
   uint64_t ForgetObjects(IndexEntry& entry, ObjectsByTier& by_tier, DoomedJobs& doomed);
+  bool ForgetObject(IndexEntry& entry, ObjectPart part, ObjectsByTier& by_tier, DoomedJobs& doomed);
   void AwaitDoomed(const DoomedJobs& doomed, std::unique_lock<std::mutex>& lock);
   void CollectSubtree(IndexEntry& entry, std::vector<IndexEntry*>& out);
   void EraseUnknown(const ChunkKey& key, ObjectsByTier& by_tier) const;
@@ -342,6 +379,8 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
   mutable std::mutex mutex_;
   std::condition_variable drained_;              // a ticket or a write ended
   std::optional<ContentScan> rest_of_contents_;  // between RebuildIndex and the end of Open
+  std::shared_ptr<KvEventSink> events_;          // from the end of Open on; null: none
+  bool is_clearing_ = false;                     // everything: told as one event
   bool closing_ = false;
   bool closed_ = false;
   bool tiers_closed_ = false;
@@ -359,6 +398,11 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
   std::atomic<uint64_t> losses_{0};      // objects that left a tier while their entry was held
   TouchLog touches_;
   PinTable pins_;
+
+  // With the key of each one's run, the oldest first in the order; bounded.
+  absl::flat_hash_map<ObjectId, ChunkKey, ObjectIdHash> seen_remotely_;
+  std::deque<ObjectId> seen_order_;
+  absl::flat_hash_map<ObjectId, ObjectMarks, ObjectIdHash> marks_;  // of objects in a tier that have any
 
   std::multiset<uint64_t> tickets_;  // commits that are not yet published and written behind
 

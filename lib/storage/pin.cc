@@ -8,14 +8,24 @@ namespace terrace {
 Result<uint64_t> ManagerCore::Pin(std::string_view name, const ChunkKey& root, const TokenView& prompt,
                                   std::span<const ObjectPart> parts) {
   TERRACE_RETURN_IF_ERROR(CheckNotForked());
-  if (name.empty() || name.size() > kMaxPinName)
-    return InvalidArgumentError("a pin's name of " + std::to_string(name.size()) + " bytes; allowed: 1.." +
-                                std::to_string(kMaxPinName));
+  TERRACE_RETURN_IF_ERROR(CheckPinName(name));
   TERRACE_ASSIGN_OR_RETURN(const Asked asked, Ask(0, root, prompt, parts));
   MatchRequest request = MatchRequestOf(asked, prompt, UINT64_MAX);
   request.pin = true;
   MatchPlan plan = MatchPrefix(*index_, request);
-  const LeaseSegmentRef segment = MakeSegment(plan, asked, 0, plan.chunks.size());
+  return KeepPin(name, plan, *asked.root, asked.parts);
+}
+
+Status ManagerCore::CheckPinName(std::string_view name) {
+  if (!name.empty() && name.size() <= kMaxPinName) return OkStatus();
+  return InvalidArgumentError("a pin's name of " + std::to_string(name.size()) + " bytes; allowed: 1.." +
+                              std::to_string(kMaxPinName));
+}
+
+// Of a match that was pinned.
+Result<uint64_t> ManagerCore::KeepPin(std::string_view name, MatchPlan& plan, const RootState& root,
+                                      std::span<const ObjectPart> parts) {
+  const LeaseSegmentRef segment = MakeSegment(plan, root, parts, 0, plan.chunks.size());
   const bool kept = pins_.Keep(*index_, name, segment, plan.unused);
   RemoveUnused(plan.unused);
   if (!kept) {

@@ -7,7 +7,7 @@
 namespace terrace {
 
 bool ManagerCore::NeedsParent(const IndexEntry& entry, ObjectPart part) const {
-  return entry.first_token != 0 && roots_.NeedsParent(entry.root_number, part.group);
+  return roots_.NeedsParent(entry.root_number, part.group, entry.first_token);
 }
 
 bool ManagerCore::IsReachableFrom(const IndexEntry* entry, ObjectPart part, size_t tier,
@@ -26,7 +26,9 @@ bool ManagerCore::ParentReachable(const IndexEntry& entry, ObjectPart part, size
                                   bool or_coming) const {
   // A store that answers for itself looks after its own.
   const bool answers_itself = tier < tiers_.size() && tiers_[tier].answers_itself;
-  return answers_itself || !NeedsParent(entry, part) || IsReachableFrom(entry.parent, part, tier, or_coming);
+  return answers_itself || !NeedsParent(entry, part) ||
+         IsReachableFrom(entry.parent, part, tier, or_coming) ||
+         IsSeenRemotely({entry.parent->key, part}, tier);
 }
 
 bool ManagerCore::WouldStrand(const IndexEntry& entry, ObjectPart part, size_t tier) const {
@@ -63,9 +65,11 @@ bool ManagerCore::MayEvict(const ObjectId& id, size_t tier) {
 }
 
 void ManagerCore::SetPresent(IndexEntry& entry, ObjectPart part, size_t tier) {
+  bool is_first = false;
   const uint64_t frame_bytes = index_->Change(entry, [&](IndexEntry& e) -> uint64_t {
     ObjectPresence* object = e.Find(part);
     if (object->tiers & TierBit(tier)) return 0;
+    is_first = object->tiers == 0;
     object->tiers |= TierBit(tier);
     if (tier == 0 && e.holds > 0) promotions_.fetch_add(1, std::memory_order_release);
     return object->frame_bytes();
@@ -73,23 +77,49 @@ void ManagerCore::SetPresent(IndexEntry& entry, ObjectPart part, size_t tier) {
   if (frame_bytes == 0) return;
   ++tiers_[tier].objects;
   tiers_[tier].policy->Insert({entry.key, part}, frame_bytes + kTierPageBytes);
+  if (is_first) TellStored(entry, part);
 }
 
 bool ManagerCore::ClearPresent(IndexEntry& entry, ObjectPart part, size_t tier, Unless unless) {
   const bool is_host = tier == 0 && HasHostTier();
+  bool is_last = false;
   const bool cleared = index_->Change(entry, [&](IndexEntry& e) {
     ObjectPresence* object = e.Find(part);
     if (object == nullptr || !(object->tiers & TierBit(tier))) return false;
     if (unless == Unless::kPinned && (is_host ? e.host_pins : e.lower_pins) > 0) return false;
     if (unless == Unless::kHeld && e.holds > 0) return false;
     object->tiers &= static_cast<TierMask>(~TierBit(tier));
+    is_last = object->tiers == 0;
     if (e.holds > 0) losses_.fetch_add(1, std::memory_order_release);
     return true;
   });
   if (!cleared) return false;
   --tiers_[tier].objects;
   tiers_[tier].policy->Remove({entry.key, part});
+  if (is_last) TellRemoved(entry, part);
   return true;
+}
+
+void ManagerCore::TellStored(const IndexEntry& entry, ObjectPart part) {
+  if (!events_) return;
+  KvEvent event{.kind = KvEventKind::kStored,
+                .id = {entry.key, part},
+                .root = roots_.KeyAt(entry.root_number),
+                .parent = entry.parent->key,
+                .first_token = entry.first_token,
+                .content = nullptr};
+  if (entry.content) event.content = std::make_shared<const ChunkContent>(entry.content->Unpack());
+  events_->Record(std::move(event));
+}
+
+void ManagerCore::TellRemoved(const IndexEntry& entry, ObjectPart part) {
+  if (!events_ || is_clearing_) return;
+  events_->Record({.kind = KvEventKind::kRemoved,
+                   .id = {entry.key, part},
+                   .root = roots_.KeyAt(entry.root_number),
+                   .parent = entry.parent->key,
+                   .first_token = entry.first_token,
+                   .content = nullptr});
 }
 
 void ManagerCore::SetWriting(IndexEntry& entry, ObjectPart part, TierMask set, TierMask clear) {
@@ -101,6 +131,9 @@ void ManagerCore::SetWriting(IndexEntry& entry, ObjectPart part, TierMask set, T
 
 void ManagerCore::RemoveIfEmpty(IndexEntry& entry) {
   if (entry.is_placeholder()) return;
+  for (const ObjectPresence& object : entry.objects) {
+    if (!marks_.empty() && object.is_gone()) marks_.erase({entry.key, object.part});
+  }
   index_->Change(entry, [](IndexEntry& e) {
     e.objects.erase(std::remove_if(e.objects.begin(), e.objects.end(),
                                    [](const ObjectPresence& object) { return object.is_gone(); }),
@@ -157,7 +190,10 @@ void ManagerCore::CascadeUnreachable(const IndexEntry& parent, ObjectPart part, 
       if (object == nullptr || !NeedsParent(*child, part)) continue;
       bool changed = false;
       for (size_t t = 0; t < tiers_.size(); ++t) {
-        if (!(object->tiers & TierBit(t)) || IsReachableFrom(at, part, t, true)) continue;
+        if (!(object->tiers & TierBit(t)) || IsReachableFrom(at, part, t, true) ||
+            IsSeenRemotely({at->key, part}, t)) {
+          continue;
+        }
         EvictObject(*child, part, t, Unless::kNothing, out);
         unreachable_->Add();
         changed = true;
@@ -208,6 +244,21 @@ uint64_t ManagerCore::EvictColdest(size_t tier, Evictions& out) {
   }
 }
 
+ChunkKey ManagerCore::RunKeyOf(const IndexEntry& entry, ObjectPart part) const {
+  const RootStateRef root = roots_.At(entry.root_number);
+  if (!root) return {};
+  const IndexEntry* at = &entry;
+  const uint64_t chunk = entry.first_token / root->spec.tokens_per_chunk;
+  for (uint64_t n = chunk - RunBegin(chunk); n > 0; --n) {
+    at = at->parent;
+    if (!at->is_placeholder()) continue;
+    const auto seen = seen_remotely_.find({at->key, part});
+    if (n > 1 && seen == seen_remotely_.end()) return {};
+    return n == 1 ? at->key : seen->second;
+  }
+  return at->key;
+}
+
 ObjectMeta ManagerCore::MetaOf(const IndexEntry& entry, const ObjectPresence& object,
                                ChunkContentRef content) const {
   ObjectMeta meta;
@@ -218,6 +269,11 @@ ObjectMeta ManagerCore::MetaOf(const IndexEntry& entry, const ObjectPresence& ob
   meta.frame_bytes = object.frame_bytes();
   meta.payload_bytes = object.payload_bytes;
   meta.division = object.division;
+  meta.run_key = RunKeyOf(entry, object.part);
+  if (const auto marks = marks_.find({entry.key, object.part}); marks != marks_.end()) {
+    meta.priority = marks->second.priority;
+    meta.expiry = marks->second.expiry;
+  }
   return meta;
 }
 

@@ -39,7 +39,7 @@ class Matcher {
 
  private:
   bool IsUsable(const ObjectPresence& object) const {
-    if (object.tiers == 0 || object.division != request_.root.division) return false;
+    if (object.tiers == 0 || (request_.division && object.division != *request_.division)) return false;
     const bool in_host = request_.has_host && (object.tiers & TierBit(0));
     return in_host || object.frame_bytes() + kFrameAlignment <= request_.pool_bytes;
   }
@@ -122,7 +122,8 @@ class Matcher {
     const uint64_t end = std::min(request_.limit, begin + chunk_tokens_);
     if (end <= begin) return false;
     const PromptSlice query(request_.prompt, {begin, end});
-    const ChunkKey& parent = n == 0 ? request_.root.root : request_.keys[n - 1];
+    const ChunkKey& first_parent = request_.parent != nullptr ? *request_.parent : request_.root.root;
+    const ChunkKey& parent = n == 0 ? first_parent : request_.keys[n - 1];
     const bool whole_only = request_.root.spec.cut == Cut::kNone;
     // Nearly always one of the nearest two can be used.
     for (size_t limit : {size_t{1}, kMaxNeighbours}) {

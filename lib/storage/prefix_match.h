@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -21,6 +22,8 @@ struct MatchRequest {
   const TokenView& prompt;
   uint64_t limit = 0;  // tokens; the match ends here at the latest
   std::span<const ObjectPart> parts;
+  const ChunkKey* parent = nullptr;  // of the first chunk, where that is not the root's first
+  std::optional<uint32_t> division;  // of the objects; null: any
   uint64_t known_chunks =
       0;  // an earlier match's full chunks, still pinned: not looked at again. Full groups only
   bool pin = false;
@@ -38,7 +41,8 @@ struct MatchedChunk {
 };
 
 struct MatchPlan {
-  uint64_t matched_tokens = 0;
+  uint64_t first_token = 0;           // where the first key's chunk begins; set by the caller
+  uint64_t matched_tokens = 0;        // from there on
   bool has_tail = false;              // the last chunk is the child that the match ends inside (or with)
   std::vector<MatchedChunk> chunks;   // from known_chunks on
   std::vector<ObjectPresence> found;  // chunks x parts, as they were; tiers == 0 where not needed

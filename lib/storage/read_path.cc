@@ -54,6 +54,10 @@ size_t ManagerCore::NextTierWith(const LeaseItem& item, size_t from_tier) {
 
 ManagerCore::ReadSource ManagerCore::FindSource(const LeaseItem& item, size_t from_tier) {
   std::lock_guard lock(mutex_);
+  return FindSourceLocked(item, from_tier);
+}
+
+ManagerCore::ReadSource ManagerCore::FindSourceLocked(const LeaseItem& item, size_t from_tier) {
   ReadSource source{.tier = NextTierWith(item, from_tier), .borrowed = {}, .erasures = erasures_};
   if (source.tier != 0 || !HasHostTier()) return source;
   source.borrowed = BorrowFromHost(item.id);
@@ -119,7 +123,7 @@ bool ManagerCore::AnnounceRemote(const LeaseItem& item, const BufferRef& buffer)
   Result<FrameHeader> header = ParseFrameHeader(buffer.frame());
   if (!header.ok()) return false;
   const bool needs_parent =
-      item.payload_tokens.begin > 0 && roots_.NeedsParent(item.root->number, item.id.part.group);
+      roots_.NeedsParent(item.root->number, item.id.part.group, item.payload_tokens.begin);
   if (needs_parent && !IsReachableFrom(index_->Find(header->parent), item.id.part, 0, false)) return false;
   IndexEntry& entry = index_->Add({.key = item.id.key,
                                    .parent = header->parent,
@@ -136,8 +140,11 @@ bool ManagerCore::AnnounceRemote(const LeaseItem& item, const BufferRef& buffer)
 }
 
 void ManagerCore::DropCorrupt(const LeaseItem& item, size_t tier) {
-  if (tiers_[tier].answers_itself) return;  // it has heard of it, or will; here nothing is known of it
   const ObjectId& id = item.id;
+  if (tiers_[tier].answers_itself) {  // it has heard of it, or will; here little is known of it
+    std::lock_guard lock(mutex_);
+    return ForgetSeenRemotely(id);
+  }
   Evictions evictions;
   {
     std::lock_guard lock(mutex_);

@@ -26,6 +26,17 @@ std::vector<LeaseItem> PromisedItems(const RemoteQuestion& question, const Prefi
   const uint64_t begin = question.first_chunk * chunk_tokens;
   const uint64_t promised = std::min(match.matched_tokens, question.limit - begin);
   const size_t num_parts = question.parts.size();
+  const uint64_t num_chunks = (promised + chunk_tokens - 1) / chunk_tokens;
+  // What its group's rule asks for before the boundary.
+  const auto is_needed = [&](uint64_t i, ObjectPart part) {
+    const GroupSpec& group = spec.groups[part.group];
+    if (group.rule == Retention::kState) return i + 1 == num_chunks;
+    if (group.rule == Retention::kWindow) return i + WindowChunks(group, spec.tokens_per_chunk) >= num_chunks;
+    return true;
+  };
+  const bool all_full = std::all_of(question.parts.begin(), question.parts.end(), [&](ObjectPart part) {
+    return question.root->RuleOf(part.group) == Retention::kFull;
+  });
   std::vector<LeaseItem> items;
   for (uint64_t i = 0; i * chunk_tokens < promised; ++i) {
     if ((i + 1) * num_parts > match.chunks.size()) break;
@@ -45,11 +56,14 @@ std::vector<LeaseItem> PromisedItems(const RemoteQuestion& question, const Prefi
       key = TokenHasher::KeyOf(parent, content());
     }
     for (size_t p = 0; p < num_parts; ++p) {
+      if (!is_needed(i, question.parts[p])) continue;
       const ChunkPresence& presence = match.chunks[i * num_parts + p];
       const bool is_right =
           presence.present && IsLoadable(presence.frame_bytes, pool_bytes) && (!key || presence.key == *key);
       if (!is_right) {
-        items.resize(i * num_parts);  // of a chunk all parts or none
+        // Of a chunk all parts or none; what windows and states need at an earlier boundary was not asked.
+        items.resize(all_full ? i * num_parts : 0);
+        if (!all_full) matched_tokens = 0;
         return items;
       }
       LeaseItem item;
@@ -83,6 +97,8 @@ PrefixQuery QueryOf(const RemoteQuestion& question) {
   query.keys = question.keys;
   query.content = question.content;
   query.parts = question.parts;
+  query.run_key = question.run_key;
+  query.division = question.root->division;
   return query;
 }
 
@@ -114,6 +130,8 @@ void ManagerCore::AskRemote(const std::shared_ptr<Lease::State>& lease, const As
   const uint64_t num_keys = std::min<uint64_t>(keys.size(), limit / chunk_tokens);
   for (uint64_t i = question->first_chunk; i < num_keys; ++i) question->keys.push_back(keys[i]);
   question->parent = question->first_chunk == 0 ? asked.root->root : keys[question->first_chunk - 1];
+  if (const uint64_t begin = RunBegin(question->first_chunk); begin != question->first_chunk)
+    question->run_key = keys[begin];
   question->content = SliceContent(prompt, {question->first_chunk * chunk_tokens, limit});
   PrefixQuery query = QueryOf(*question);
   query.deadline = DeadlineIn(options.remote_deadline);
@@ -159,6 +177,7 @@ void ManagerCore::OnRemoteMatch(const std::shared_ptr<Lease::State>& lease, cons
   uint64_t matched_tokens = 0;
   if (match.status.ok()) {
     segment->items = PromisedItems(question, match, pool_->largest_buffer_bytes(), matched_tokens);
+    NoteSeenRemotely(question, segment->items);
     for (const LeaseItem& item : segment->items) segment->frame_bytes += item.meta.frame_bytes;
   } else {
     metrics_
@@ -207,6 +226,33 @@ void ManagerCore::OnRemoteMatch(const std::shared_ptr<Lease::State>& lease, cons
     callback_exceptions_->Add();
   }
 }
+
+// Of chunks that have children, what hangs on them and where they are placed.
+void ManagerCore::NoteSeenRemotely(const RemoteQuestion& question, std::span<const LeaseItem> items) {
+  std::lock_guard lock(mutex_);
+  for (const LeaseItem& item : items) {
+    const uint64_t place = item.chunk_index - question.first_chunk;
+    if (place >= question.keys.size() || item.id.key != question.keys[place]) continue;
+    const uint64_t run_start = RunBegin(item.chunk_index);
+    const ChunkKey& run_key = run_start >= question.first_chunk
+                                  ? question.keys[run_start - question.first_chunk]
+                                  : question.run_key;
+    if (!seen_remotely_.insert_or_assign(item.id, run_key).second) continue;
+    seen_order_.push_back(item.id);
+    if (seen_order_.size() <= kMaxSeenRemotely) continue;
+    seen_remotely_.erase(seen_order_.front());
+    seen_order_.pop_front();
+  }
+}
+
+bool ManagerCore::IsSeenRemotely(const ObjectId& id, size_t tier) const {
+  if (!seen_remotely_.contains(id)) return false;
+  return std::any_of(tiers_.begin() + static_cast<ptrdiff_t>(tier), tiers_.end(),
+                     [](const TierState& t) { return t.answers_itself; });
+}
+
+// It keeps its place in the order: seen again, it is forgotten the sooner.
+void ManagerCore::ForgetSeenRemotely(const ObjectId& id) { seen_remotely_.erase(id); }
 
 void ManagerCore::RecordRemote(const Lease::State& lease, const RemoteQuestion& question,
                                const Status& status) {

@@ -21,6 +21,7 @@ struct RemoteQuestion {
   uint64_t limit = 0;          // tokens of the prompt
   std::vector<ChunkKey> keys;  // of full chunks, from first_chunk on
   ChunkKey parent;             // of the first of them
+  ChunkKey run_key;            // as in PrefixQuery
   ChunkContent content;        // from first_chunk's first token to the limit
   std::function<void(uint64_t matched_tokens)> on_remote;
   std::unique_ptr<RequestTrace> trace;  // of the lookup, which ends with the answer; may be null

@@ -13,6 +13,10 @@
 namespace terrace {
 namespace {
 
+// The index is rebuilt from what lies there. Not of a tier that answers for itself: it need not be there when
+// the manager opens, and may hold the objects of many.
+bool IsRestored(const TierState& tier) { return tier.capabilities.is_durable && !tier.answers_itself; }
+
 constexpr size_t kPlacesPage = 4096;
 constexpr size_t kContentsPage = 256;
 // Of a tier that is small, the contents are there when Open returns: about a tenth of a second.
@@ -60,7 +64,7 @@ Status ManagerCore::RebuildIndex() {
 Status ManagerCore::ScanTiers(Evictions& evictions) {
   std::lock_guard lock(mutex_);
   for (size_t t = 0; t < tiers_.size(); ++t) {
-    if (!tiers_[t].capabilities.is_durable) continue;
+    if (!IsRestored(tiers_[t])) continue;
     TERRACE_ASSIGN_OR_RETURN(const std::vector<RootRecord> records, tiers_[t].backend->ScanRoots());
     for (const RootRecord& record : records) {
       Result<KvSpec> spec = KvSpec::Parse(record.spec);
@@ -121,6 +125,7 @@ bool ManagerCore::RestoreObject(const ScannedObject& object, size_t t, std::vect
     presence.payload_bytes = meta.payload_bytes;
     presence.division = meta.division;
   });
+  if (const ObjectMarks marks{meta.priority, meta.expiry}; marks != ObjectMarks{}) marks_[object.id] = marks;
   out.push_back({&entry, meta.generation, object.id.part});
   return true;
 }
@@ -191,7 +196,7 @@ void ManagerCore::DropUnreachable(Evictions& evictions) {
 // What is no longer there was erased meanwhile: an entry is never made here.
 Result<bool> ManagerCore::RestorePage(ContentScan& scan) {
   if (!CheckOpen().ok()) return false;
-  while (scan.tier < tiers_.size() && !tiers_[scan.tier].capabilities.is_durable) ++scan.tier;
+  while (scan.tier < tiers_.size() && !IsRestored(tiers_[scan.tier])) ++scan.tier;
   if (scan.tier == tiers_.size()) return false;
   const size_t t = scan.tier;
   const Result<ScanPage> page = tiers_[t].backend->Scan(scan.cursor, kContentsPage, ScanDetail::kContents);

@@ -1,5 +1,7 @@
 #include "lib/storage/root_table.h"
 
+#include "terrace/object_meta.h"
+
 namespace terrace {
 
 std::vector<ObjectPart> RootState::DefaultParts() const {
@@ -66,10 +68,14 @@ std::vector<RootStateRef> RootTable::All() const {
   return all;
 }
 
-bool RootTable::NeedsParent(uint32_t number, uint16_t group) const {
+bool RootTable::NeedsParent(uint32_t number, uint16_t group, uint64_t first_token) const {
+  if (first_token == 0) return false;
   std::lock_guard lock(mutex_);
   const RootStateRef& state = slots_[number].state;
-  return !state || group >= state->spec.groups.size() || state->RuleOf(group) != Retention::kState;
+  if (!state) return !runs_stand_alone_;
+  const uint64_t chunk = first_token / state->spec.tokens_per_chunk;
+  if (runs_stand_alone_ && RunBegin(chunk) == chunk) return false;
+  return group >= state->spec.groups.size() || state->RuleOf(group) != Retention::kState;
 }
 
 }  // namespace terrace

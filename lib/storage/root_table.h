@@ -46,8 +46,12 @@ class RootTable {
   // A root says nothing of shards: the spec given last counts.
   Added Put(const KvSpec& spec, const RootRecord& record);
   std::vector<RootStateRef> All() const;
-  // Whether an object of the group needs the chunk before its own (states do not). Unknown roots: yes.
-  bool NeedsParent(uint32_t number, uint16_t group) const;
+  // Before the first call: StorageOptions::runs_stand_alone.
+  void SetRunsStandAlone(bool stand_alone) { runs_stand_alone_ = stand_alone; }
+  // Whether an object of the group at `first_token` needs the chunk before its own: states do not, nor do the
+  // first of a prefix, and of a run where runs stand alone. Of an unknown root nothing more can be said: yes,
+  // but not where runs stand alone.
+  bool NeedsParent(uint32_t number, uint16_t group, uint64_t first_token) const;
 
  private:
   struct Slot {
@@ -56,6 +60,7 @@ class RootTable {
   };
   uint32_t NumberOfLocked(const ChunkKey& root);
 
+  bool runs_stand_alone_ = false;
   mutable std::mutex mutex_;
   std::vector<Slot> slots_;  // by number
   absl::flat_hash_map<ChunkKey, uint32_t, DigestHash> numbers_;

@@ -64,8 +64,9 @@ Result<PrepareResult> ManagerCore::Prepare(uint64_t request_id, const ChunkKey& 
         is_full ? asked.request->hasher.full_keys()[begin / chunk] : KeyOfTail(asked, prompt, tokens);
     const PromptSlice content(prompt, tokens);
     for (const ObjectPart part : asked.parts) {
-      out.status =
-          PrepareOne({*asked.root, {key, part}, asked.ParentOf(begin / chunk), tokens, content}, sizes, out);
+      out.status = PrepareOne(
+          {*asked.root, {key, part}, asked.ParentOf(begin / chunk), tokens, content, asked.root->division},
+          sizes, out);
       if (!out.status.ok()) break;
     }
   }
@@ -132,7 +133,7 @@ Status ManagerCore::PrepareOne(const StoreRequest& request, const PayloadSizes& 
   header.parent = request.parent;
   header.key = request.id.key;
   header.part = request.id.part;
-  header.division = request.root.division;
+  header.division = request.division;
   header.first_token = request.tokens.begin;
   header.content = ContentOf(request.content);
   header.payload_bytes = payload_bytes;
@@ -173,7 +174,7 @@ ManagerCore::Claim ManagerCore::ClaimStore(const StoreRequest& request, uint64_t
     const ObjectPresence* object = entry->Find(part);
     if (object != nullptr && object->is_storing) return Claim::kPresent;
     if (object != nullptr && (object->tiers | object->writing) != 0) {
-      if (object->division == request.root.division || object->writing != 0) {
+      if (object->division == request.division || object->writing != 0) {
         CompleteTiers(*entry, *object);
         return Claim::kPresent;
       }
@@ -182,8 +183,9 @@ ManagerCore::Claim ManagerCore::ClaimStore(const StoreRequest& request, uint64_t
       CascadeUnreachable(*entry, part, evictions);
     }
   }
-  const bool needs_parent = request.tokens.begin > 0 && request.root.RuleOf(part.group) != Retention::kState;
-  if (needs_parent && !IsReachableFrom(index_->Find(request.parent), part, 0, true)) {
+  const bool needs_parent = roots_.NeedsParent(request.root.number, part.group, request.tokens.begin);
+  if (needs_parent && !IsReachableFrom(index_->Find(request.parent), part, 0, true) &&
+      !IsSeenRemotely({request.parent, part}, 0)) {
     RemoveIfEmpty(request.id.key);  // of another division, evicted above
     return Claim::kNoParent;
   }
@@ -288,46 +290,57 @@ void ManagerCore::SealAndPublish(WritableChunk::State& chunk) {
 }
 
 void ManagerCore::Publish(WritableChunk::State& chunk, Evictions& evictions) {
-  const ObjectPart part = chunk.id.part;
   if (!IsStoredBy(chunk.id, chunk.store_id)) {
     DropCounter("erased")->Add();
     return;
   }
   chunk.store_id = 0;
-  IndexEntry& entry = *index_->Find(chunk.id.key);
+  PlaceFrame({chunk.id, chunk.buffer, chunk.header, chunk.ticket, {}}, evictions);
+}
+
+// Of a frame that is final and was claimed. False: it was not kept.
+bool ManagerCore::PlaceFrame(const FinalFrame& frame, Evictions& evictions) {
+  const ObjectPart part = frame.id.part;
+  IndexEntry& entry = *index_->Find(frame.id.key);
   EndStoring(entry, part);
   // Until its tiers are known it counts as being written: not its own victim, nor its parent's end.
   index_->Change(entry, [&](IndexEntry& e) {
     ObjectPresence& object = *e.Find(part);
-    object.frame_pages = static_cast<uint32_t>(chunk.header.frame_bytes / kFrameAlignment);
-    object.payload_bytes = chunk.header.payload_bytes;
-    object.division = chunk.header.division;
+    object.frame_pages = static_cast<uint32_t>(frame.header.frame_bytes / kFrameAlignment);
+    object.payload_bytes = frame.header.payload_bytes;
+    object.division = frame.header.division;
     object.writing = 0xff;
   });
   if (!ParentReachable(entry, part, 0, true)) {
     SetWriting(entry, part, 0, 0xff);
     DropCounter("parent_lost")->Add();
     CascadeUnreachable(entry, part, evictions);
-    RemoveIfEmpty(chunk.id.key);
-    return;
+    RemoveIfEmpty(frame.id.key);
+    return false;
   }
-  auto content = std::make_shared<const ChunkContent>(std::move(chunk.header.content));
-  if (HasHostTier() && PutInHost(chunk.id, chunk.buffer, MetaOf(entry, *entry.Find(part), nullptr))) {
+  if (frame.marks != ObjectMarks{}) {
+    marks_[frame.id] = frame.marks;
+  } else if (!marks_.empty()) {
+    marks_.erase(frame.id);
+  }
+  auto content = std::make_shared<const ChunkContent>(std::move(frame.header.content));
+  if (HasHostTier() && PutInHost(frame.id, frame.buffer, MetaOf(entry, *entry.Find(part), nullptr))) {
     SetPresent(entry, part, 0);
     TouchUpwards(entry, part, 0);
     EvictSuperseded(entry, 0, evictions);
   }
   SetWriting(entry, part, 0, 0xff);
   const ObjectMeta meta = MetaOf(entry, *entry.Find(part), std::move(content));
-  EnqueueWrites(entry, part, chunk.buffer, meta, chunk.ticket);
-  if (entry.Find(part)->writing == 0) pool_->Settle(chunk.buffer);
+  EnqueueWrites(entry, part, frame.buffer, meta, frame.ticket);
+  if (entry.Find(part)->writing == 0) pool_->Settle(frame.buffer);
   if (entry.Find(part)->is_gone()) {
     DropCounter("no_tier")->Add();
     CascadeUnreachable(entry, part, evictions);
-    RemoveIfEmpty(chunk.id.key);
-    return;
+    RemoveIfEmpty(frame.id.key);
+    return false;
   }
   stored_->Add();
+  return true;
 }
 
 bool ManagerCore::PutInHost(const ObjectId& id, const BufferRef& buffer, const ObjectMeta& meta) {

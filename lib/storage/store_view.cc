@@ -162,7 +162,8 @@ Status ManagerCore::CopyOne(StoreHandle::State& store, const ViewChunk& chunk, c
     return spec.PayloadBytes(part, static_cast<uint32_t>(tokens.end - tokens.begin));
   };
   TERRACE_RETURN_IF_ERROR(PrepareOne(
-      {*store.root, {chunk.key, view.part}, chunk.parent, chunk.tokens, content}, sizes, prepared));
+      {*store.root, {chunk.key, view.part}, chunk.parent, chunk.tokens, content, store.root->division}, sizes,
+      prepared));
   if (!prepared.chunks[0].writable) {
     ++report.present_objects;
     return OkStatus();

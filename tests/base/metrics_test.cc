@@ -36,6 +36,34 @@ TEST(MetricRegistryTest, TextIsPrometheus) {
             "terrace_z_bytes -5\n");
 }
 
+TEST(MetricRegistryTest, SeveralRegistriesAreOneText) {
+  MetricRegistry own, first, second;
+  own.GetCounter("terrace_b_total", "B.")->Add(1);
+  own.GetGauge("terrace_c", "A gauge here.")->Set(2);
+  first.GetCounter("terrace_b_total", "Not said twice.", {{"tier", "host"}})->Add(3);
+  first.GetCounter("terrace_c", "A counter there.")->Add(4);
+  second.GetCounter("terrace_b_total", "B.")->Add(5);
+  constexpr double kBounds[] = {1};
+  second.GetHistogram("terrace_a", "A.", kBounds)->Observe(0.5);
+  const MetricRegistry::Labelled all[] = {
+      {&own, {}}, {&first, {{"namespace", "x\"y"}}}, {&second, {{"namespace", "z"}}}};
+  EXPECT_EQ(MetricRegistry::PrometheusText(all),
+            "# HELP terrace_a A.\n"
+            "# TYPE terrace_a histogram\n"
+            "terrace_a_bucket{namespace=\"z\",le=\"1\"} 1\n"
+            "terrace_a_bucket{namespace=\"z\",le=\"+Inf\"} 1\n"
+            "terrace_a_sum{namespace=\"z\"} 0.5\n"
+            "terrace_a_count{namespace=\"z\"} 1\n"
+            "# HELP terrace_b_total B.\n"
+            "# TYPE terrace_b_total counter\n"
+            "terrace_b_total 1\n"
+            "terrace_b_total{tier=\"host\",namespace=\"x\\\"y\"} 3\n"
+            "terrace_b_total{namespace=\"z\"} 5\n"
+            "# HELP terrace_c A gauge here.\n"
+            "# TYPE terrace_c gauge\n"
+            "terrace_c 2\n");
+}
+
 TEST(MetricRegistryTest, OneMetricPerNameAndLabels) {
   MetricRegistry registry;
   Counter* counter = registry.GetCounter("a_total", "", {{"x", "1"}, {"y", "2"}});

@@ -402,7 +402,9 @@ TEST(BufferPoolWaiterTest, AnAttemptThatWinsNothingWakesOnlyWhomItRefused) {
       ++attempts;
       for (ScriptedReclaimer::Content& content : host.contents) content.cost = kPinned;
       // The unit that is free belongs to the attempt for now.
-      if (refuses_another) EXPECT_FALSE(pool->Allocate(kPoolUnitBytes).ok());
+      if (refuses_another) {
+        EXPECT_FALSE(pool->Allocate(kPoolUnitBytes).ok());
+      }
     };
     pool->NotifyOnRoom([&] { ++called; });
     EXPECT_FALSE(pool->Allocate(2 * kPoolUnitBytes).ok());

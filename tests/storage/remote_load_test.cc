@@ -49,6 +49,27 @@ TEST_P(RemoteLoadTest, LocalAndRemoteChunksInOneHandleAndPromotion) {
   EXPECT_EQ(f.shelf->gets, 3u);
 }
 
+TEST_P(RemoteLoadTest, AChunkSaysWhichTierItsBytesCameFrom) {
+  RemoteFixture f;
+  f.spec = Spec();
+  const std::vector<Token> prompt = TestTokens(4 * kTestChunk);
+  f.Seed(prompt);
+  f.StoreNow(First(prompt, 2 * kTestChunk));
+  for (const std::vector<size_t>& expected : {std::vector<size_t>{0, 0, 1, 1}, {0, 0, 0, 0}}) {
+    const Lease lease = f.Look(prompt);
+    ASSERT_EQ(lease.matched_tokens(), prompt.size());
+    LoadHandle load = f.manager->Load(lease, {0, prompt.size()});
+    std::vector<size_t> tiers;
+    while (true) {
+      Result<std::optional<LeasedChunk>> chunk = load.Next();
+      ASSERT_TRUE(chunk.ok()) << chunk.status().ToString();
+      if (!chunk->has_value()) break;
+      tiers.push_back((*chunk)->tier());
+    }
+    EXPECT_EQ(tiers, expected);
+  }
+}
+
 TEST_P(RemoteLoadTest, AMatchInsideAChunk) {
   RemoteFixture f;
   f.spec = Spec();

@@ -5,6 +5,7 @@
 #include <set>
 #include <thread>
 
+#include "terrace/backend_wrapper.h"
 #include "tests/support/remote_fixture.h"
 
 namespace terrace {
@@ -51,6 +52,36 @@ TEST(RemoteMatchTest, TheLocalAnswerComesAtOnceAndGrowsOnce) {
   EXPECT_GT(lease.frame_bytes(), 4 * kTestPayload);
   EXPECT_TRUE(lease.is_protected()) << "what is here still is";
   EXPECT_TRUE(lease.WaitRemote(Soon()).ok());
+}
+
+// A cache server that is not there: durable, but nothing can be read of it.
+class AbsentStore : public BackendWrapper {
+ public:
+  explicit AbsentStore(std::unique_ptr<Backend> base) : BackendWrapper(std::move(base)) {}
+
+ protected:
+  Capabilities DoCapabilities() const override {
+    Capabilities capabilities = base().capabilities();
+    capabilities.is_durable = true;
+    return capabilities;
+  }
+  Result<ScanPage> DoScan(std::string_view, size_t, ScanDetail) override { return UnavailableError("gone"); }
+  Result<std::vector<RootRecord>> DoScanRoots() override { return UnavailableError("gone"); }
+};
+
+TEST(RemoteMatchTest, AManagerOpensWithoutTheStoreAndFindsItLater) {
+  RemoteFixture f;
+  const std::vector<Token> prompt = Seeded(2, 1);
+  f.Seed(prompt);
+  std::vector<Tier> tiers;
+  tiers.push_back({.backend = *MakeHostBackend({.capacity_bytes = f.options.pool_bytes})});
+  tiers.push_back({.backend = std::make_unique<AbsentStore>(MakeMatchBackend(f.shelf))});
+  Result<std::unique_ptr<StorageManager>> opened = StorageManager::Open(f.options, std::move(tiers));
+  ASSERT_TRUE(opened.ok()) << opened.status().ToString();
+  f.manager = *std::move(opened);
+  f.root = *f.manager->Root(f.spec);
+  EXPECT_EQ(f.LocalTokens(prompt), 0u) << "nothing was read of it";
+  EXPECT_EQ(f.Load(f.Look(prompt)).loaded_tokens, prompt.size());
 }
 
 TEST(RemoteMatchTest, TheCallbackIsCalledOnceOnTheExecutor) {
