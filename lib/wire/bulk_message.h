@@ -61,6 +61,7 @@ struct BulkMessage {
 };
 
 // Parsers take exactly the bytes that the constants above name; anything wrong is kDataLoss with the reason.
+// Another version is not wrong: its receiver answers kVersion, or gives the connection up.
 std::array<std::byte, kBulkHelloBytes> EncodeBulkHello(const BulkHello& hello);
 Result<BulkHello> DecodeBulkHello(Bytes bytes);
 std::array<std::byte, kBulkWelcomeBytes> EncodeBulkWelcome(const BulkWelcome& welcome);

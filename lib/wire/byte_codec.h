@@ -2,12 +2,14 @@
 // after a failed read ok() is false, every further read gives zeros, and the caller asks once at the end.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <string>
 #include <string_view>
 
+#include "lib/base/check.h"
 #include "terrace/bytes.h"
 #include "terrace/object_id.h"
 #include "terrace/tokens.h"
@@ -36,6 +38,15 @@ class ByteWriter {
   size_t size() const { return out_.size(); }
   const std::string& str() const { return out_; }
   std::string Take() { return std::move(out_); }
+  // Of a format of fixed size, which these bytes are exactly.
+  template <size_t N>
+  std::array<std::byte, N> TakeArray() {
+    TERRACE_CHECK(out_.size() == N) << out_.size() << " bytes, not " << N;
+    std::array<std::byte, N> bytes;
+    std::memcpy(bytes.data(), out_.data(), N);
+    out_.clear();
+    return bytes;
+  }
 
  private:
   std::string out_;
@@ -56,6 +67,13 @@ class ByteReader {
   // Empty where fewer are left (and ok() turns false).
   std::string_view ReadBytes(size_t n);
   Digest ReadDigest();
+  template <size_t N>
+  std::array<std::byte, N> ReadArray() {
+    std::array<std::byte, N> bytes{};
+    const std::string_view raw = ReadBytes(N);
+    if (ok_) std::memcpy(bytes.data(), raw.data(), N);
+    return bytes;
+  }
   std::string_view ReadSized() { return ReadBytes(Read<uint32_t>()); }
 
   bool ok() const { return ok_; }

@@ -30,8 +30,8 @@ struct PartMessage {
 
 // The bytes that stand in front of `part.data_bytes` bytes of payload.
 std::string EncodePartPrefix(PartKind kind, const PartMessage& part);
-// Unknown fields are passed over. kDataLoss: not protobuf, a field of another type, data not last, or longer
-// than `max_data_bytes`.
+// Unknown fields are passed over (but for groups, which proto3 does not have). kDataLoss: not protobuf, a
+// field of another type, data not last, longer than `max_data_bytes`, or beside results.
 Result<PartMessage> DecodePart(PartKind kind, std::span<const Bytes> slices, uint64_t max_data_bytes);
 
 }  // namespace terrace

@@ -4,7 +4,8 @@
 #   ninja -C build-fuzz fuzzers
 #   build-fuzz/bin/fuzz_frame_header -max_total_time=120 FOUND_DIR tests/fuzz/corpus/frame_header
 set(fuzz_dir ${PROJECT_SOURCE_DIR}/tests/fuzz)
-set(fuzz_targets frame_header superblock manifest_record tier_page)
+set(fuzz_targets frame_header superblock manifest_record tier_page
+                 bulk_message part_message)
 list(TRANSFORM fuzz_targets REPLACE "(.+)" "${fuzz_dir}/fuzz_\\1.cc" OUTPUT_VARIABLE fuzz_sources)
 terrace_test(fuzz_test SOURCES ${fuzz_dir}/fuzz_test.cc ${fuzz_sources})
 

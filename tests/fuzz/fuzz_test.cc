@@ -15,6 +15,8 @@ int FuzzFrameHeader(const uint8_t* data, size_t size);
 int FuzzSuperblock(const uint8_t* data, size_t size);
 int FuzzManifestRecord(const uint8_t* data, size_t size);
 int FuzzTierPage(const uint8_t* data, size_t size);
+int FuzzBulkMessage(const uint8_t* data, size_t size);
+int FuzzPartMessage(const uint8_t* data, size_t size);
 
 namespace {
 
@@ -113,12 +115,12 @@ TEST_P(FuzzTest, MutationsHold) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Targets, FuzzTest,
-                         ::testing::Values(Target{"frame_header", FuzzFrameHeader},
-                                           Target{"superblock", FuzzSuperblock},
-                                           Target{"manifest_record", FuzzManifestRecord},
-                                           Target{"tier_page", FuzzTierPage}),
-                         [](const auto& instance) { return std::string(instance.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    Targets, FuzzTest,
+    ::testing::Values(Target{"frame_header", FuzzFrameHeader}, Target{"superblock", FuzzSuperblock},
+                      Target{"manifest_record", FuzzManifestRecord}, Target{"tier_page", FuzzTierPage},
+                      Target{"bulk_message", FuzzBulkMessage}, Target{"part_message", FuzzPartMessage}),
+    [](const auto& instance) { return std::string(instance.param.name); });
 
 }  // namespace
 }  // namespace terrace::fuzz

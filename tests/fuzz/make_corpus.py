@@ -70,9 +70,34 @@ def tier_page():
     yield RESEALED + replaced(golden("tier_page_v2.bin"), 84, b"\1\0\0\0") + area  # a key, and not sealed
 
 
+def bulk_message():
+    """Behind the mode stands which of the five messages it is."""
+    magics = (b"TERRBLK1", b"TERRSHM1")
+    yield AS_IT_IS + b"\0" + magics[0] + struct.pack("<II", 1, 3) + bytes(48)
+    yield AS_IT_IS + b"\1" + magics[0] + struct.pack("<IIQ", 1, 0, 4 << 20)
+    yield AS_IT_IS + b"\2DATA" + struct.pack("<IQQQ", 0, 7, 4096, 4 << 20)
+    yield AS_IT_IS + b"\2DATA" + struct.pack("<IQQQ", 0, 7, (1 << 64) - 4096, 4096)  # around the end of numbers
+    yield AS_IT_IS + b"\2ABRT" + struct.pack("<IQQQ", 4, 7, 0, 0)
+    yield AS_IT_IS + b"\3" + magics[1] + struct.pack("<II", 1, 0) + bytes(48)
+    yield AS_IT_IS + b"\4" + magics[1] + struct.pack("<IIQQQ", 1, 0, 1 << 30, 1 << 16, 1 << 26)
+
+
+def part_message():
+    """Behind the mode stand the kind, and where the slices are cut."""
+    get = b"\x09" + struct.pack("<Q", 7) + b"\x10\x80\x20" + b"\x7a\x05bytes"
+    put = b"\x0a\x10" + bytes(16) + b"\x11" + struct.pack("<Q", 7) + b"\x18\x80\x20" + b"\x7a\x05bytes"
+    for cut in (0, 1, 5, 11):
+        yield AS_IT_IS + b"\0" + bytes([cut]) + get
+        yield AS_IT_IS + b"\1" + bytes([cut]) + put
+    yield AS_IT_IS + b"\0\2" + b"\x1a\x02\x10\x05"  # results
+    yield AS_IT_IS + b"\0\2" + b"\xb2\x01\x03abc\xbd\x01\x01\x02\x03\x04" + get  # unknown fields
+    yield AS_IT_IS + b"\0\2" + b"\x7a" + b"\xff" * 9 + b"\x01"  # a length of 2^64 - 1
+    yield AS_IT_IS + b"\1\2" + put + put
+
+
 def main():
     generator = random.Random(1)
-    for target in (frame_header, superblock, manifest_record, tier_page):
+    for target in (frame_header, superblock, manifest_record, tier_page, bulk_message, part_message):
         folder = HERE / "corpus" / target.__name__
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob("golden-*"):
