@@ -1,15 +1,13 @@
 #include "connectors/options/key_file.h"
 
-#include <fcntl.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#include <cerrno>
+#include <algorithm>
 #include <charconv>
-#include <cstring>
 #include <map>
 #include <optional>
+
+#include "connectors/options/private_file.h"
 
 namespace terrace::options {
 namespace {
@@ -55,13 +53,6 @@ std::string ParseLine(std::string_view line, EncryptionKey* key) {
   return TakeWord(&line).empty() ? "" : "something follows the key";
 }
 
-struct FileCloser {
-  ~FileCloser() {
-    if (fd >= 0) close(fd);
-  }
-  int fd;
-};
-
 }  // namespace
 
 Result<std::vector<EncryptionKey>> ParseKeys(std::string_view text) {
@@ -95,36 +86,10 @@ Result<std::vector<EncryptionKey>> ParseKeys(std::string_view text) {
 
 Result<std::vector<EncryptionKey>> ReadKeyFile(const std::string& path) {
   const std::string name = "key file \"" + path + "\"";
-  const auto denied = [&](const std::string& why) {
-    return Status(StatusCode::kPermissionDenied, name + ": " + why);
-  };
-  // Not held up by a pipe that nobody writes.
-  const FileCloser file{open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
-  if (file.fd < 0) {
-    const int error = errno;
-    if (error == EACCES || error == EPERM) return denied("this user may not read it");
-    if (error == ENOENT) return NotFoundError(name + ": is not there");
-    return InvalidArgumentError(name + ": " + std::strerror(error));
-  }
-  struct stat facts {};
-  if (fstat(file.fd, &facts) != 0) return UnavailableError(name + ": " + std::strerror(errno));
-  if (!S_ISREG(facts.st_mode)) return InvalidArgumentError(name + ": is not a regular file");
-  if ((facts.st_mode & 077) != 0) return denied("others than its owner may use it; needed: chmod 600");
-  std::string text(kMaxFileBytes + 1, '\0');
-  size_t size = 0;
-  while (size < text.size()) {
-    const ssize_t got = read(file.fd, text.data() + size, text.size() - size);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return UnavailableError(name + ": " + std::strerror(errno));
-    if (got == 0) break;
-    size += static_cast<size_t>(got);
-  }
-  if (size > kMaxFileBytes) {
-    explicit_bzero(text.data(), text.size());
-    return InvalidArgumentError(name + ": longer than 64 KiB");
-  }
-  Result<std::vector<EncryptionKey>> keys = ParseKeys(std::string_view(text).substr(0, size));
-  explicit_bzero(text.data(), text.size());
+  Result<std::string> text = ReadPrivateFile(name, path, kMaxFileBytes);
+  if (!text.ok()) return text.status();
+  Result<std::vector<EncryptionKey>> keys = ParseKeys(*text);
+  explicit_bzero(text->data(), text->size());
   if (!keys.ok()) return keys.status().WithContext(name);
   return keys;
 }
