@@ -23,7 +23,8 @@ struct NumberedEvent {
 
 class EventLog : public KvEventSink {
  public:
-  explicit EventLog(size_t max_events = 65536);
+  // `max_bytes`: of the events' tokens and items, which outlive their objects here.
+  explicit EventLog(size_t max_events = 65536, size_t max_bytes = size_t{64} << 20);
   void Record(KvEvent event) noexcept override;
   // Up to `limit` events after `after`, oldest first. `missed`: some after `after` are gone already.
   std::vector<NumberedEvent> ReadAfter(uint64_t after, size_t limit, bool& missed) const;
@@ -31,8 +32,10 @@ class EventLog : public KvEventSink {
 
  private:
   const size_t max_events_;
+  const size_t max_bytes_;
   mutable std::mutex mutex_;
   std::deque<NumberedEvent> events_;
+  size_t bytes_ = 0;
   uint64_t last_sequence_ = 0;
 };
 

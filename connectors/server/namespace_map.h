@@ -6,6 +6,7 @@
 // and closed when its last user is gone; who holds it meanwhile sees kFailedPrecondition from its store.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -27,6 +28,7 @@ struct Namespace {
   std::shared_ptr<EventLog> events;
   std::unique_ptr<StorageManager> manager;
   std::unique_ptr<FrameStore> store;
+  std::atomic<bool> is_closed{false};  // out of the map for good: its sessions end
 };
 using NamespaceRef = std::shared_ptr<Namespace>;
 
@@ -36,17 +38,26 @@ using OpenNamespace = std::function<Result<NamespaceRef>(const NamespaceQuota& q
 class NamespaceMap {
  public:
   explicit NamespaceMap(OpenNamespace open) : open_(std::move(open)) {}
-  // Opens what is new or has another quota, drops what is no longer named. On an error nothing is changed but
-  // what had to be closed first: the message says which namespace is without a store now.
+  // Opens what is new or has another quota, drops what is no longer named. A namespace that gets another
+  // quota is closed first (its memory and its directory are needed): it is absent meanwhile, its host tier is
+  // cold afterwards, what its NVMe tier holds is kept. On an error everything is as before, but for closed
+  // and reopened namespaces; the message says which one could not be reopened and is without a store now. One
+  // Set at a time.
   Status Set(const std::vector<NamespaceQuota>& quotas);
   NamespaceRef Find(std::string_view name) const;
   std::vector<NamespaceRef> All() const;
   Status Close(TimePoint deadline);
 
  private:
+  using Map = std::map<std::string, NamespaceRef, std::less<>>;
+
+  NamespaceRef Take(const std::string& name);
+  Status OpenOne(const NamespaceQuota& quota);
+
   const OpenNamespace open_;
+  std::mutex set_mutex_;  // of one Set; taken before mutex_
   mutable std::mutex mutex_;
-  std::map<std::string, NamespaceRef, std::less<>> namespaces_;
+  Map namespaces_;
 };
 
 }  // namespace terrace::server
