@@ -37,6 +37,8 @@ class DataPath {
   virtual void SendPut(const v1::PutNeed& need, BufferRef frame, uint64_t frame_bytes,
                        std::function<void(const Status&)> sent) = 0;
   virtual void CancelPut(uint64_t transfer) = 0;
+  // The server reads what was sent when it commits, and not before: CommitPut follows the last `sent`.
+  virtual bool commits_after_sent() const { return false; }
 
   virtual void Close() = 0;  // ends callbacks: each was called, or is called with kCancelled
 };

@@ -29,7 +29,7 @@ namespace terrace {
 namespace {
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr uint64_t kDefaultRuns = 600;
+constexpr uint64_t kDefaultRuns = 300;
 #else
 constexpr uint64_t kDefaultRuns = 10'000;
 #endif
