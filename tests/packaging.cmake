@@ -24,6 +24,11 @@ if(TERRACE_BUILD_EXAMPLES)
                       COMMAND ${CMAKE_COMMAND} -D PROGRAM=$<TARGET_FILE:store_and_load>
                               -D WORK_DIR=${PROJECT_BINARY_DIR}/example_store_and_load
                               -P ${here}/packaging/run_example.cmake)
+  if(TARGET terrace_program)
+    terrace_script_test(example_cache_server
+                        COMMAND ${PROJECT_SOURCE_DIR}/examples/04_cache_server/run.sh $<TARGET_FILE:terrace_program>
+                                $<TARGET_FILE:cache_server_engine>)
+  endif()
 endif()
 
 if(TERRACE_SANITIZER)  # what follows judges what users install
@@ -45,6 +50,7 @@ if(TERRACE_INSTALL)
                       COMMAND ${CMAKE_COMMAND} -D BUILD_DIR=${PROJECT_BINARY_DIR} -D CONFIG=$<CONFIG>
                               -D WORK_DIR=${PROJECT_BINARY_DIR}/installed_package
                               -D EXAMPLE_DIR=${PROJECT_SOURCE_DIR}/examples/01_store_and_load
+                              -D SERVER_EXAMPLE_DIR=${PROJECT_SOURCE_DIR}/examples/04_cache_server
                               -D GENERATOR=${CMAKE_GENERATOR} -D CXX_COMPILER=${CMAKE_CXX_COMPILER}
                               -D VERSION_MAJOR=${PROJECT_VERSION_MAJOR} -D VERSION_MINOR=${PROJECT_VERSION_MINOR}
                               -D LIBDIR=${CMAKE_INSTALL_LIBDIR} -P ${here}/packaging/installed_package_test.cmake)

@@ -6,6 +6,7 @@ terrace_test(conformance_test
                      conformance/fault_test.cc conformance/kept_backend.cc support/fault_backend.cc)
 include(${PROJECT_SOURCE_DIR}/backends/nvme/tests/tests.cmake OPTIONAL)
 include(fuzz/fuzz.cmake)
+include(${PROJECT_SOURCE_DIR}/tests/wire/tests.cmake OPTIONAL)
 find_package(nlohmann_json REQUIRED)
 terrace_test(core_test SOURCES core/identity_test.cc core/frame_test.cc core/hostile_format_test.cc core/buffer_pool_test.cc
                      core/buffer_pool_stress_test.cc core/run_map_test.cc
@@ -17,10 +18,26 @@ terrace_test(manager_test TIMEOUT 900 SOURCES storage/manager_test.cc storage/ma
              storage/load_window_test.cc storage/store_views_test.cc storage/erase_by_test.cc storage/trace_test.cc storage/shards_test.cc
              support/fault_backend.cc support/match_backend.cc support/memory_disk.cc support/throwing_backend.cc
              LINK nlohmann_json::nlohmann_json)
+terrace_test(frame_store_test SOURCES storage/frame_store_test.cc storage/frame_arrival_test.cc storage/frame_erase_test.cc
+             storage/frame_events_test.cc storage/remote_prefix_test.cc
+             support/fault_backend.cc support/match_backend.cc support/memory_disk.cc)
 terrace_test(model_test TIMEOUT 600 SOURCES model/model_test.cc model/manager_model.cc model/model_match.cc model/model_events.cc
              model/model_run.cc model/model_run_store.cc model/model_run_load.cc model/model_run_names.cc
              model/step_backend.cc model/threads_test.cc model/contract_test.cc support/fault_backend.cc support/memory_disk.cc)
 include(${PROJECT_SOURCE_DIR}/connectors/options/tests.cmake)
+include(${PROJECT_SOURCE_DIR}/connectors/server/tests/tests.cmake OPTIONAL)
+# gRPC is built without the thread sanitizer, which does not see the hand-offs between its threads and takes all
+# that our callbacks touch for races.
+if(NOT TERRACE_SANITIZER MATCHES "thread")
+  include(${PROJECT_SOURCE_DIR}/connectors/server/tests/service_tests.cmake)
+  include(${PROJECT_SOURCE_DIR}/connectors/server/tests/shm_tests.cmake)
+  include(${PROJECT_SOURCE_DIR}/backends/remote/tests/tests.cmake)
+  terrace_test(remote_conformance_test TIMEOUT 600
+               SOURCES conformance/remote_main.cc conformance/conformance.cc conformance/conformance_objects.cc
+                       conformance/conformance_life.cc conformance/conformance_pressure.cc conformance/test_object.cc
+                       conformance/fault_test.cc support/fault_backend.cc
+               LINK terrace_serve)
+endif()
 if(TARGET terrace_program)
   include(${PROJECT_SOURCE_DIR}/connectors/cli/tests.cmake)
 endif()

@@ -1,5 +1,6 @@
 // The conformance suite of terrace::Backend. It needs include/terrace/ and GoogleTest only, so that a backend
-// outside this tree can run it: compile tests/conformance/{conformance*,test_object}.cc beside a main() that calls
+// outside this tree can run it: compile tests/conformance/{conformance*,test_object}.cc beside a main() that
+// calls
 //
 //   terrace::RegisterBackendConformance("MyBackend", [] { return BackendFixture{.make = ...}; });
 //
@@ -22,6 +23,15 @@ struct ConformanceDeviations {
   bool reports_no_bytes = false;      // on_bytes is never called
   // Each object has its own part of the space: what one gives back may not serve another.
   bool divides_space = false;
+  // A full store makes room by itself, as a cache server does: what was put last is there, what was put first
+  // need not be.
+  bool makes_room = false;
+  // Roots are known only where they are right: their spec parses. And there are roots that the fixture put.
+  bool checks_roots = false;
+  // Is not there at all without capacity: shared memory of no bytes is none.
+  bool needs_capacity = false;
+  // used_bytes() is what a peer said some time ago.
+  bool usage_is_late = false;
 };
 
 // A backend and the place that it lives in. Made once per test, so that each test begins with nothing.

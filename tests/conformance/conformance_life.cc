@@ -29,7 +29,9 @@ void CheckErase(ConformanceRun& run, EraseMode mode) {
   const TestObject absent = run.Object(3, kMiB);
   const uint64_t used_before = run.backend().used_bytes();
   ASSERT_TRUE(run.PutOne(object).ok());
-  EXPECT_GE(run.backend().used_bytes(), used_before + kMiB) << "capacity is physical bytes";
+  if (!run.fixture().deviations.usage_is_late) {
+    EXPECT_GE(run.backend().used_bytes(), used_before + kMiB) << "capacity is physical bytes";
+  }
   ASSERT_TRUE(run.PutOne(kept).ok());
   const std::vector<Status> erased = run.Erase({absent.id, object.id, absent.id}, mode);
   EXPECT_EQ(erased[0].code(), StatusCode::kNotFound);
@@ -174,11 +176,15 @@ void ScanKeepsItsPlaceAmongChanges(ConformanceRun& run) {
 
 void RootsAreKept(ConformanceRun& run) {
   ASSERT_TRUE(run.OpenRoomy());
-  EXPECT_TRUE(run.backend().ScanRoots().value().empty());
+  const std::vector<RootRecord> before = run.backend().ScanRoots().value();
+  EXPECT_TRUE(before.empty() || run.fixture().deviations.checks_roots);
   std::vector<RootRecord> records(3);
   for (size_t i = 0; i < records.size(); ++i) {
     records[i].root.bytes.fill(std::byte(i + 1));
     records[i].spec = std::string("spec\0with zero ", 15) + std::to_string(i);
+    if (run.fixture().deviations.checks_roots) {
+      records[i].spec = KvSpec{.model_id = "model " + std::to_string(i)}.SerializeIdentity();
+    }
     records[i].adapters = i == 0 ? "" : std::string(36, static_cast<char>(i));
     records[i].salt_sha256.bytes.fill(std::byte(0x40 * i));
     const Status put = run.backend().PutRoot(records[i]);
@@ -189,6 +195,9 @@ void RootsAreKept(ConformanceRun& run) {
     Result<std::vector<RootRecord>> roots = run.backend().ScanRoots();
     EXPECT_TRUE(roots.ok()) << roots.status().ToString();
     if (!roots.ok()) return std::vector<RootRecord>();
+    std::erase_if(*roots, [&](const RootRecord& record) {
+      return std::find(before.begin(), before.end(), record) != before.end();
+    });
     std::sort(roots->begin(), roots->end(), [](const auto& a, const auto& b) { return a.root < b.root; });
     return *roots;
   };
@@ -217,6 +226,7 @@ void ReopenFindsEverything(ConformanceRun& run) {
       run.ExpectHas(object);
       EXPECT_EQ(run.PutOne(object).code(), StatusCode::kAlreadyExists);
     }
+    if (run.fixture().deviations.usage_is_late) continue;
     // The manifest may be smaller or larger by a little; objects are not counted twice or lost.
     EXPECT_GT(run.backend().used_bytes() + 4 * kMiB, used);
     EXPECT_LT(run.backend().used_bytes(), used + 4 * kMiB);
