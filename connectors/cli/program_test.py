@@ -170,6 +170,25 @@ class RefusalTest(unittest.TestCase):
             self.assertEqual(result.returncode, 1)
             self.assertIn("in the way", result.stderr)
 
+    def test_remote_says_what_is_wrong(self):
+        with tempfile.TemporaryDirectory() as directory:
+            for arguments, wanted in [
+                (["--chunk-bytes", "100"], "chunk_bytes = 100, allowed: 4096 to"),
+                (["--bytes", "5898240"], "bytes = 5898240"),
+                (["--connections", "9"], "connections = 9, allowed: 1 to 8"),
+                (["--batch", "0"], "batch = 0"),
+                (["--in-flight", "65"], "batches_in_flight = 65"),
+                (["--clients", "0"], "clients = 0"),
+                (["--transport", "bulk_tcp,pigeon"], "transport pigeon, allowed: grpc_tcp"),
+                (["--address", "127.0.0.1:1", "--transport", "shm"], "transport shm needs an address unix:PATH"),
+                (["--address", f"unix:{directory}/absent", "--transport", "grpc_tcp"],
+                 "transport grpc_tcp needs an address HOST:PORT"),
+            ]:
+                result = run("bench", "remote", *arguments, environment={"TMPDIR": directory})
+                self.assertEqual(result.returncode, 1, arguments)
+                self.assertIn(wanted, result.stderr, arguments)
+                self.assertEqual(os.listdir(directory), [], arguments)
+
     def test_version_and_help(self):
         self.assertRegex(run("--version").stdout, r"^\d+\.\d+\.\d+$")
         self.assertEqual(run("--help").returncode, 0)

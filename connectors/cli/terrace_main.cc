@@ -2,6 +2,8 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <string>
@@ -10,11 +12,13 @@
 #include "benchmarks/index_probe.h"
 #include "benchmarks/lookup_probe.h"
 #include "benchmarks/nvme_probe.h"
+#include "benchmarks/remote_probe.h"
 #include "benchmarks/restart_probe.h"
 #include "benchmarks/store_probe.h"
 #include "connectors/cli/bench_command.h"
 #include "connectors/cli/verify_command.h"
 #include "connectors/options/key_file.h"
+#include "connectors/server/serve_command.h"
 
 namespace terrace::cli {
 namespace {
@@ -138,6 +142,47 @@ void AddRestart(CLI::App* bench, Run& run) {
   command->callback([options, &run] { run = [options] { return RowsOf(bench::MeasureRestart(*options)); }; });
 }
 
+void AddRemote(CLI::App* bench, Run& run) {
+  CLI::App* command =
+      bench->add_subcommand("remote", "The remote tier beside bare sockets, bare gRPC and Redis");
+  auto options = std::make_shared<bench::RemoteBenchOptions>();
+  options->program = std::filesystem::read_symlink("/proc/self/exe").string();
+  command->add_option("--address", options->address,
+                      "HOST:PORT or unix:PATH of a server; without it one is started for the run");
+  const auto token_file = std::make_shared<std::string>();
+  command->add_option("--token-file", *token_file, "holds the token for that server")
+      ->check(CLI::ExistingFile);
+  command->add_option("--chunk-bytes", options->chunk_bytes, "payloads, separated by commas")
+      ->delimiter(',')
+      ->capture_default_str();
+  command->add_option("--bytes", options->bytes, "that a round moves in each direction")
+      ->capture_default_str();
+  const auto transports = std::make_shared<std::vector<std::string>>(1, "all");
+  command
+      ->add_option("--transport", *transports,
+                   "some of grpc_tcp, grpc_unix, bulk_tcp, bulk_unix, shm, separated by commas, or all")
+      ->delimiter(',')
+      ->capture_default_str();
+  command->add_option("--connections", options->connections, "of the bulk channel")->capture_default_str();
+  command->add_option("--batch", options->batch, "chunks in one call")->capture_default_str();
+  command->add_option("--in-flight", options->batches_in_flight, "calls")->capture_default_str();
+  command->add_option("--clients", options->clients, "sessions at once, beside a single one")
+      ->capture_default_str();
+  command->add_option("--seconds", options->seconds, "of a measurement with many clients")
+      ->capture_default_str();
+  command->add_option("--repeat", options->repetitions)->check(CLI::Range(1, 1000))->capture_default_str();
+  command->callback([options, transports, token_file, &run] {
+    run = [options, transports, token_file] {
+      if (!token_file->empty()) {
+        std::ifstream file(*token_file);
+        file >> options->token;
+      }
+      if (*transports != std::vector<std::string>{"all"}) options->transports = *transports;
+      return RowsOf(bench::MeasureRemote(*options));
+    };
+  });
+}
+
 int Main(int argc, const char* const* argv) {
   CLI::App app("Terrace: the KV cache of LLM inference beyond GPU memory.", "terrace");
   app.set_version_flag("--version", TERRACE_VERSION);
@@ -155,14 +200,17 @@ int Main(int argc, const char* const* argv) {
   AddIndex(bench, run);
   AddNvme(bench, run);
   AddRestart(bench, run);
+  AddRemote(bench, run);
   for (CLI::App* command : bench->get_subcommands(nullptr)) command->fallthrough();
   const std::shared_ptr<VerifyArguments> verify = AddVerifyCommand(app);
+  const std::shared_ptr<server::ServeArguments> serve = server::AddServeCommand(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
   try {
+    if (app.got_subcommand("serve")) return server::RunServe(*serve);
     if (app.got_subcommand("verify")) return RunVerify(*verify, options::ReadKeyFile);
     std::fputs(FormatRows(run(), as_json).c_str(), stdout);
   } catch (const std::exception& error) {
