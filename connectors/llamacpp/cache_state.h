@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "connectors/llamacpp/llama_cache.h"
@@ -22,6 +23,12 @@ inline double MsSince(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
 }
 
+// What is to be loaded, and until when.
+struct LoadWish {
+  TokenRange range;
+  TimePoint deadline;
+};
+
 struct LlamaCache::State {
   State(ContextPtr made_context, const ModelTraits& model_traits, LlamaCacheOptions cache_options,
         KvSpec kv_spec);
@@ -30,7 +37,10 @@ struct LlamaCache::State {
   FetchResult Fetch(llama_seq_id slot, const Prompt& prompt);
   uint64_t KeepablePrefix(llama_seq_id slot, const Prompt& prompt, uint64_t limit) const;
   uint64_t LoadFrom(uint64_t kept) const;
-  uint64_t LoadInto(llama_seq_id slot, const Lease& lease, TokenRange range, FetchResult* result);
+  // What the store has of the prompt's first `limit` tokens, its remote tier too; none where nothing can be
+  // asked.
+  std::optional<Lease> LookUp(const Prompt& prompt, uint64_t limit, TimePoint deadline, FetchResult* result);
+  uint64_t LoadInto(llama_seq_id slot, const Lease& lease, const LoadWish& wish, FetchResult* result);
 
   // save.cc
   SaveResult Save(llama_seq_id slot, const Prompt& prompt, bool with_tail);

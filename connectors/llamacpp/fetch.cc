@@ -29,8 +29,31 @@ uint64_t LlamaCache::State::LoadFrom(uint64_t kept) const {
   return kept % kChunkTokens == 0 ? kept : 0;
 }
 
+std::optional<Lease> LlamaCache::State::LookUp(const Prompt& prompt, uint64_t limit, TimePoint deadline,
+                                               FetchResult* result) {
+  LookupOptions asked;
+  asked.request_id = 0;  // the lease ends with the call of Fetch, so it needs no id of its own
+  asked.max_tokens = limit;
+  asked.remote_deadline = options.remote_deadline;
+  Result<Lease> found = options.manager->Lookup(root, ViewOf(prompt), asked);
+  if (!found.ok()) {
+    result->reason = found.status();
+    return std::nullopt;
+  }
+  if (found->is_pending()) {
+    const auto waiting = steady_clock::now();
+    if (!found->WaitRemote(std::min(deadline, waiting + options.remote_deadline)).ok()) {
+      ++counters.remote_timeouts;
+      result->reason = DeadlineExceededError("the remote tier did not answer in time");
+    }
+    result->remote_ms = MsSince(waiting);
+  }
+  return *std::move(found);
+}
+
 FetchResult LlamaCache::State::Fetch(llama_seq_id slot, const Prompt& prompt) {
   FetchResult result;
+  const TimePoint deadline = steady_clock::now() + options.load_deadline;
   ++counters.fetches;
   if (slot < 0 || slot >= options.slots) {
     result.reason = CheckCall(slot, prompt);
@@ -46,14 +69,7 @@ FetchResult LlamaCache::State::Fetch(llama_seq_id slot, const Prompt& prompt) {
   const uint64_t kept = KeepablePrefix(slot, prompt, limit);
   std::optional<Lease> lease;
   if (HasStore() && kept < limit) {
-    // The lease ends with this call, so it needs no id of its own.
-    Result<Lease> found =
-        options.manager->Lookup(root, ViewOf(prompt), {.request_id = 0, .max_tokens = limit, .parts = {}});
-    if (found.ok()) {
-      lease = std::move(*found);
-    } else {
-      result.reason = found.status();
-    }
+    lease = LookUp(prompt, limit, deadline, &result);
   } else if (options.manager != nullptr && !root_status.ok()) {
     result.reason = root_status;
   }
@@ -65,10 +81,15 @@ FetchResult LlamaCache::State::Fetch(llama_seq_id slot, const Prompt& prompt) {
   record.Assign(prompt, begin);  // if what follows is interrupted, this holds
   record.exact_tokens = std::min(record.exact_tokens, begin);
   record.stored_tokens = std::min(record.stored_tokens, begin / kChunkTokens * kChunkTokens);
-  if (load && begin == stored) ready = LoadInto(slot, *lease, {begin, matched}, &result);
+  if (load && begin == stored) {
+    ready = LoadInto(slot, *lease, {.range = {begin, matched}, .deadline = deadline}, &result);
+  }
   if (lease) lease->Release();
   if (!scratch.IsWhole(slot, ready)) ready = scratch.Cut(slot, 0);
-  if (ready <= begin) result.loaded_tokens = result.loaded_objects = result.loaded_bytes = 0;
+  if (ready <= begin) {
+    result.loaded_tokens = result.loaded_objects = result.loaded_bytes = 0;
+    result.by_tier.clear();
+  }
   result.ready_tokens = ready;
   record.Assign(prompt, ready);
   if (ready > begin) {
@@ -82,22 +103,22 @@ FetchResult LlamaCache::State::Fetch(llama_seq_id slot, const Prompt& prompt) {
 
 // Loads and injects in prefix order; what the slot holds then. A chunk that fails ends it, what precedes
 // stays.
-uint64_t LlamaCache::State::LoadInto(llama_seq_id slot, const Lease& lease, TokenRange range,
+uint64_t LlamaCache::State::LoadInto(llama_seq_id slot, const Lease& lease, const LoadWish& wish,
                                      FetchResult* result) {
   SlotRecord& record = slots[static_cast<size_t>(slot)];
-  const TimePoint deadline = steady_clock::now() + options.load_deadline;
+  const TokenRange range = wish.range;
   LoadHandle load = options.manager->Load(lease, range);
   uint64_t ready = range.begin;
   while (true) {
     const auto waited = steady_clock::now();
-    Result<std::optional<LeasedChunk>> next = load.Next(deadline);
+    Result<std::optional<LeasedChunk>> next = load.Next(wish.deadline);
     result->load_ms += MsSince(waited);
     if (!next.ok()) {
       result->reason = next.status();
       break;
     }
     if (!next->has_value()) {
-      result->reason = load.report().status;
+      if (Status end = load.report().status; !end.ok()) result->reason = std::move(end);
       break;
     }
     const LeasedChunk& chunk = **next;
@@ -117,6 +138,10 @@ uint64_t LlamaCache::State::LoadInto(llama_seq_id slot, const Lease& lease, Toke
       if (!injection.slot_intact) ready = scratch.Cut(slot, 0);
       break;
     }
+    if (result->by_tier.size() <= chunk.tier()) result->by_tier.resize(chunk.tier() + 1);
+    TierShare& share = result->by_tier[chunk.tier()];
+    ++share.objects;
+    share.tokens += traits.recurrent ? end - range.begin : end - ready;
     ready = end;
     ++counters.injected_chunks;
     ++result->loaded_objects;

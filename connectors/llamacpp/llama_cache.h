@@ -56,7 +56,10 @@ struct LlamaCacheOptions {
   bool exact_only = false;
   bool check_logits = false;  // host calls ReportLogits after the first decode that follows an injection
   bool save_tails = true;     // SaveTail stores a last chunk that is not full
-  Duration load_deadline = std::chrono::seconds(10);  // of one Fetch
+  Duration load_deadline = std::chrono::seconds(10);  // of one Fetch, waiting for a remote answer included
+  // Of that, how long a remote tier may take to say what it has; zero: it is not asked. What it does not
+  // answer in time is computed.
+  Duration remote_deadline = std::chrono::seconds(1);
   std::shared_ptr<ModelDigests>
       digests;  // digests of files taken before in this process; null = one of its own
 };
@@ -69,15 +72,24 @@ struct Prompt {
   Prompt(const std::vector<llama_token>& t) : tokens(t) {}                                       // NOLINT
 };
 
+// What one tier gave.
+struct TierShare {
+  uint64_t tokens = 0;
+  uint64_t objects = 0;
+};
+
 struct FetchResult {
   uint64_t ready_tokens =
       0;  // the slot holds exactly these; the host decodes from here on (never all of the prompt)
   uint64_t loaded_tokens = 0;  // of those, from the store (the rest was in the slot already)
   uint64_t loaded_objects = 0;
   uint64_t loaded_bytes = 0;
-  double load_ms = 0;      // waiting for the store
-  double set_data_ms = 0;  // inside the engine
-  Status reason;           // why less than the match was injected; OK else
+  std::vector<TierShare> by_tier;  // of what was loaded, by the manager's tiers; as long as it needs to be
+  double remote_ms = 0;            // waiting for what a remote tier says that it has
+  double load_ms = 0;              // waiting for the store's bytes
+  double set_data_ms = 0;          // inside the engine
+  // Why less than the match was injected, or why it is not known what a remote tier has; OK else.
+  Status reason;
 };
 
 struct SaveResult {
@@ -95,7 +107,8 @@ struct LlamaCacheCounters {
   uint64_t injection_failures = 0;  // set_data or seq_cp refused, positions wrong, cells ran out
   uint64_t saves = 0;
   uint64_t refused_saves = 0;
-  uint64_t poisoned = 0;  // non-finite logits after an injection
+  uint64_t poisoned = 0;         // non-finite logits after an injection
+  uint64_t remote_timeouts = 0;  // a remote tier did not answer within remote_deadline
 };
 
 class LlamaCache {

@@ -13,7 +13,7 @@
 
 #include "connectors/llamacpp/tool/bench_context.h"
 #include "connectors/llamacpp/tool/bench_process.h"
-#include "connectors/llamacpp/tool/byte_size.h"
+#include "connectors/llamacpp/tool/serve_process.h"
 #include "terrace/token_hasher.h"
 
 namespace terrace::llamacpp {
@@ -29,6 +29,13 @@ struct CaseResult {
   bool logits_equal = true;
 };
 
+// The cache without its remote tier.
+CacheOptions LocalTiers(CacheOptions cache) {
+  cache.remote.clear();
+  cache.require = cache.require && !cache.directory.empty();
+  return cache;
+}
+
 double Median(std::vector<double> values) {
   if (values.empty()) return 0;
   std::sort(values.begin(), values.end());
@@ -43,9 +50,9 @@ bool SameBytes(const std::vector<float>& a, const std::vector<float>& b) {
 // One run of the benchmark: what all cases share.
 class Bench {
  public:
-  Bench(const BenchOptions& options, const LoadedModel& model, KvStore* store,
+  Bench(const BenchOptions& options, const LoadedModel& model, KvStore* store, const StoreOpener& opener,
         const std::vector<llama_token>& prompt)
-      : options_(options), model_(model), store_(store), prompt_(prompt) {
+      : options_(options), model_(model), store_(store), opener_(opener), prompt_(prompt) {
     // Each run under a salt of its own: what earlier runs left in the directory is no hit.
     salt_ = options.cache.salt + "/bench-" + std::to_string(getpid()) + "-" +
             std::to_string(std::chrono::system_clock::now().time_since_epoch().count());
@@ -59,10 +66,18 @@ class Bench {
     }
     if (Status done = RunWarm(); !done.ok()) return done;
     cached_.reset();
-    return Wants("nvme") ? RunNvme() : OkStatus();
+    if (Wants("nvme")) {
+      if (Status done = RunNvme(); !done.ok()) return done;
+    }
+    CloseStore(store_);  // its memory is the next cases'
+    for (const char* name : {"remote", "shm"}) {
+      if (!Wants(name)) continue;
+      if (Status done = RunRemote(name); !done.ok()) return done;
+    }
+    return OkStatus();
   }
-  // Erases what the run stored.
-  void CleanUp(const StoreOpener& opener);
+  // Erases what the run stored in the directory, and ends the server.
+  void CleanUp();
   void Print() const;
 
  private:
@@ -84,22 +99,42 @@ class Bench {
   Status RunStore();
   Status RunWarm();
   Status RunNvme();
+  Status RunRemote(const std::string& name);
+  // One measurement per repeat, each in a new process, with the tier of `options`.
+  Status MeasureTier(const BenchOptions& options, const std::string& salt, CaseResult* result);
+  // The options of the case, with a server of the benchmark's own where none was given.
+  Result<BenchOptions> RemoteCase(const std::string& name);
 
   const BenchOptions& options_;
   const LoadedModel& model_;
   KvStore* const store_;
+  const StoreOpener& opener_;
   const std::vector<llama_token>& prompt_;
   std::string salt_;
   std::vector<CaseResult> cases_;
   std::vector<float> cold_logits_;
   std::unique_ptr<BenchContext> engine_;  // never touched by the cache
   std::unique_ptr<BenchContext> cached_;  // filled from it
-  std::optional<ChunkKey> first_key_;     // of what was stored
+  std::optional<ChunkKey> first_key_;     // of what was stored in the tiers of this process
+  std::unique_ptr<ServeProcess> server_;  // of the cases remote and shm
 };
+
+// The key of the prompt's first chunk.
+Result<ChunkKey> FirstKey(const LlamaCache& cache, const std::vector<llama_token>& prompt) {
+  TokenHasher hasher(cache.root(), cache.tokens_per_chunk());
+  const std::vector<Token> tokens(prompt.begin(), prompt.begin() + cache.tokens_per_chunk());
+  if (Status hashed = hasher.Append(TokenView(tokens)); !hashed.ok()) return hashed;
+  return hasher.full_keys().front();
+}
+
+void EraseBelow(StorageManager& manager, const ChunkKey& key) {
+  const Result<uint64_t> erased = manager.Erase(std::span(&key, 1));
+  if (!erased.ok()) std::fprintf(stderr, "terrace-llama: erasing: %s\n", erased.status().ToString().c_str());
+}
 
 Status Bench::RunEngineAlone() {
   Result<std::unique_ptr<BenchContext>> context =
-      BenchContext::Make(model_, options_.model, nullptr, salt_, WarmUp());
+      BenchContext::Make(model_, options_.model, KvStore(), salt_, WarmUp());
   if (!context.ok()) return context.status();
   engine_ = *std::move(context);
   // Always run: the other cases' logits are compared with it.
@@ -112,17 +147,15 @@ Status Bench::RunEngineAlone() {
 
 Status Bench::RunStore() {
   Result<std::unique_ptr<BenchContext>> context =
-      BenchContext::Make(model_, options_.model, store_->manager, salt_, WarmUp());
+      BenchContext::Make(model_, options_.model, *store_, salt_, WarmUp());
   if (!context.ok()) return context.status();
   cached_ = *std::move(context);
   Result<StoreRun> stored = cached_->Store(prompt_, options_.prefix_tokens);
   if (!stored.ok()) return stored.status();
-  LlamaCache& cache = cached_->cache();
   if (stored->stored_objects > 0) {
-    TokenHasher hasher(cache.root(), cache.tokens_per_chunk());
-    const std::vector<Token> tokens(prompt_.begin(), prompt_.begin() + cache.tokens_per_chunk());
-    if (Status hashed = hasher.Append(TokenView(tokens)); !hashed.ok()) return hashed;
-    first_key_ = hasher.full_keys().front();
+    const Result<ChunkKey> key = FirstKey(cached_->cache(), prompt_);
+    if (!key.ok()) return key.status();
+    first_key_ = *key;
   }
   for (const char* name : {"host", "nvme"}) {
     CaseResult* result = Find(name);
@@ -164,29 +197,82 @@ Status Bench::RunWarm() {
   return OkStatus();
 }
 
-Status Bench::RunNvme() {
-  CaseResult* nvme = Find("nvme");
-  CloseStore(store_);  // the new processes open the directory
-  for (uint32_t i = 0; i < options_.repeat; ++i) {
-    Result<NvmeRun> run = MeasureInNewProcess(options_, salt_);
+Status Bench::MeasureTier(const BenchOptions& options, const std::string& salt, CaseResult* result) {
+  for (uint32_t i = 0; i < options.repeat; ++i) {
+    Result<TierRun> run = MeasureInNewProcess(options, result->name, salt);
     if (!run.ok()) return run.status();
-    if (run->first.loaded_tokens > 0 && run->nvme_objects == 0) {
-      return InternalError("the case nvme was not loaded from the NVMe tier");
+    if (run->first.loaded_tokens > 0 && run->tier_objects == 0) {
+      return InternalError("the case " + result->name + " was not loaded from its tier");
     }
-    Record(nvme, run->first);
-    nvme->set_data_ms.push_back(run->set_data_ms);
+    Record(result, run->first);
+    result->set_data_ms.push_back(run->set_data_ms);
   }
   return OkStatus();
 }
 
-void Bench::CleanUp(const StoreOpener& opener) {
+Status Bench::RunNvme() {
+  CloseStore(store_);  // the new processes open the directory
+  return MeasureTier(options_, salt_, Find("nvme"));
+}
+
+Result<BenchOptions> Bench::RemoteCase(const std::string& name) {
+  BenchOptions options = options_;
+  CacheOptions& cache = options.cache;
+  cache.directory.clear();
+  cache.nvme_key_file.clear();
+  const bool is_shm = name == "shm";
+  if (is_shm) {
+    cache.remote_path = "shm";
+  } else if (cache.remote_path == "auto") {
+    cache.remote_path = "bulk";
+  }
+  if (!cache.remote.empty()) return options;
+  if (server_ == nullptr) {
+    ServeProcess::Options serve;
+    serve.program = options.serve_program.empty() ? ServeProgramBeside() : options.serve_program;
+    serve.host_bytes = *cache.host_bytes;
+    Result<std::unique_ptr<ServeProcess>> server = ServeProcess::Start(std::move(serve));
+    if (!server.ok()) return server.status();
+    server_ = *std::move(server);
+  }
+  cache.remote = {is_shm ? server_->unix_address() : server_->tcp_address()};
+  return options;
+}
+
+// Stored by a context of this process, loaded by new ones.
+Status Bench::RunRemote(const std::string& name) {
+  CaseResult* const result = Find(name);
+  const Result<BenchOptions> options = RemoteCase(name);
+  if (!options.ok()) return options.status();
+  const std::string salt = salt_ + "/" + name;
+  KvStore store = opener_(options->cache);
+  if (!store.refused.ok()) return store.refused;
+  Result<std::unique_ptr<BenchContext>> context =
+      BenchContext::Make(model_, options->model, store, salt, WarmUp());
+  if (!context.ok()) return context.status();
+  const Result<StoreRun> stored = (*context)->Store(prompt_, options->prefix_tokens);
+  if (!stored.ok()) return stored.status();
+  result->store_ms = stored->store_ms;
+  result->store_thread_ms = stored->store_thread_ms;
+  const Result<ChunkKey> key = FirstKey((*context)->cache(), prompt_);
+  if (!key.ok()) return key.status();
+  context->reset();
+  Status done = MeasureTier(*options, salt, result);
+  if (done.ok() && stored->stored_objects > 0 && result->loaded_tokens == 0)
+    done = InternalError("the case " + name + " found nothing on the server");
+  EraseBelow(*store.manager, *key);
+  CloseStore(&store);
+  return done;
+}
+
+void Bench::CleanUp() {
   engine_.reset();
   cached_.reset();
-  if (!first_key_) return;
-  if (store_->manager == nullptr) *store_ = opener(options_.cache);
+  server_.reset();
+  if (!first_key_ || options_.cache.directory.empty()) return;
+  if (store_->manager == nullptr) *store_ = opener_(LocalTiers(options_.cache));
   if (store_->manager == nullptr) return;
-  const Result<uint64_t> erased = store_->manager->Erase(std::span(&*first_key_, 1));
-  if (!erased.ok()) std::fprintf(stderr, "terrace-llama: erasing: %s\n", erased.status().ToString().c_str());
+  EraseBelow(*store_->manager, *first_key_);
   CloseStore(store_);
 }
 
@@ -257,9 +343,9 @@ Status Measure(BenchOptions options, KvStore* store, const StoreOpener& opener) 
   Result<std::vector<llama_token>> prompt = BenchPrompt(options, **model);
   if (!prompt.ok()) return prompt.status();
   if (!options.child_logits.empty()) return MeasureAsNewProcess(options, **model, *store, *prompt);
-  Bench bench(options, **model, store, *prompt);
+  Bench bench(options, **model, store, opener, *prompt);
   const Status done = bench.Run();
-  bench.CleanUp(opener);
+  bench.CleanUp();
   if (done.ok()) bench.Print();
   return done;
 }
@@ -269,7 +355,9 @@ Status Measure(BenchOptions options, KvStore* store, const StoreOpener& opener) 
 int RunBench(const BenchOptions& given, const StoreOpener& opener) {
   BenchOptions options = given;
   if (!options.cache.host_bytes) options.cache.host_bytes = uint64_t{1} << 30;
-  auto [store, exit_code] = OpenStore(opener, options.cache);
+  const bool is_new_process = !options.child_logits.empty();
+  // Only the cases remote and shm speak to a server, with a store of their own.
+  auto [store, exit_code] = OpenStore(opener, is_new_process ? options.cache : LocalTiers(options.cache));
   if (exit_code != 0) return exit_code;
   const auto leave_out = [&options](const char* name) {
     if (std::erase(options.cases, name) > 0)

@@ -19,16 +19,15 @@ double MsSince(steady_clock::time_point start) {
 }  // namespace
 
 Result<std::unique_ptr<BenchContext>> BenchContext::Make(const LoadedModel& model,
-                                                         const ModelOptions& options,
-                                                         std::shared_ptr<StorageManager> manager,
+                                                         const ModelOptions& options, const KvStore& store,
                                                          const std::string& salt, Tokens warm_up) {
   LlamaCacheOptions cache_options;
-  cache_options.manager = manager;
+  UseStore(store, &cache_options);
   cache_options.salt = salt;
   cache_options.exact_only = true;
   Result<std::unique_ptr<LlamaCache>> cache = CreateCache(model, options, cache_options);
   if (!cache.ok()) return cache.status();
-  std::unique_ptr<BenchContext> context(new BenchContext(model, *std::move(cache), std::move(manager)));
+  std::unique_ptr<BenchContext> context(new BenchContext(model, *std::move(cache), store.manager));
   for (int i = 0; i < 2; ++i) {
     context->ClearAll();
     if (Status warm = context->DecodeFrom(warm_up, 0, "warming up"); !warm.ok()) return warm;
@@ -144,7 +143,7 @@ Result<FirstToken> BenchContext::Loaded(const std::vector<llama_token>& prompt) 
   first.ttft_ms = MsSince(start);
   first.loaded_tokens = fetched.loaded_tokens;
   first.decoded_tokens = prompt.size() - fetched.ready_tokens;
-  first.load_ms = fetched.load_ms;
+  first.load_ms = fetched.remote_ms + fetched.load_ms;
   if (!fetched.reason.ok()) return fetched.reason.WithContext("loading the prefix");
   return first;
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "connectors/llamacpp/llama_cache.h"
+#include "connectors/llamacpp/tool/kv_store.h"
 #include "connectors/llamacpp/tool/loaded_model.h"
 
 namespace terrace::llamacpp {
@@ -35,11 +36,11 @@ class BenchContext {
   using Tokens = std::span<const llama_token>;
   using Blobs = std::vector<std::vector<uint8_t>>;
 
-  // `manager` null: the engine alone. Warms up: the first decodes of a context are slower than all later
-  // ones.
+  // A store without a manager: the engine alone. Warms up: the first decodes of a context are slower than all
+  // later ones.
   static Result<std::unique_ptr<BenchContext>> Make(const LoadedModel& model, const ModelOptions& options,
-                                                    std::shared_ptr<StorageManager> manager,
-                                                    const std::string& salt, Tokens warm_up);
+                                                    const KvStore& store, const std::string& salt,
+                                                    Tokens warm_up);
 
   // Everything computed, the store not asked.
   Result<FirstToken> Cold(Tokens prompt);

@@ -18,20 +18,35 @@ extern char** environ;
 namespace terrace::llamacpp {
 namespace {
 
-std::vector<std::string> ChildArguments(const BenchOptions& options, const std::string& salt,
-                                        const std::string& logits) {
+void AddTier(const BenchOptions& options, const std::string& name, std::vector<std::string>* arguments) {
+  const CacheOptions& cache = options.cache;
+  if (name == kNvmeTier) {
+    arguments->insert(arguments->end(), {"--cache", cache.directory, "--nvme-bytes",
+                                         std::to_string(cache.nvme_bytes), "--io-engine", cache.io_engine});
+    if (!cache.nvme_key_file.empty())
+      arguments->insert(arguments->end(), {"--nvme-key-file", cache.nvme_key_file});
+    return;
+  }
+  std::string addresses;
+  for (const std::string& address : cache.remote) addresses += (addresses.empty() ? "" : ",") + address;
+  arguments->insert(arguments->end(),
+                    {"--remote", addresses, "--remote-path", cache.remote_path, "--remote-deadline",
+                     std::to_string(cache.remote_deadline.count()) + "ms"});
+  if (!cache.remote_token_file.empty())
+    arguments->insert(arguments->end(), {"--remote-token-file", cache.remote_token_file});
+  if (!cache.remote_ca.empty()) arguments->insert(arguments->end(), {"--remote-ca", cache.remote_ca});
+}
+
+std::vector<std::string> ChildArguments(const BenchOptions& options, const std::string& name,
+                                        const std::string& salt, const std::string& logits) {
   std::vector<std::string> arguments = {"terrace-llama",
                                         "bench",
                                         "--json",
                                         "--cases",
-                                        "nvme",
+                                        name,
                                         "--require-cache",
                                         "--model",
                                         options.model.path,
-                                        "--cache",
-                                        options.cache.directory,
-                                        "--nvme-bytes",
-                                        std::to_string(options.cache.nvme_bytes),
                                         "--salt",
                                         salt,
                                         "--text",
@@ -50,10 +65,7 @@ std::vector<std::string> ChildArguments(const BenchOptions& options, const std::
     arguments.push_back(option);
     arguments.push_back(std::to_string(value));
   };
-  if (!options.cache.nvme_key_file.empty()) {
-    arguments.insert(arguments.end(), {"--nvme-key-file", options.cache.nvme_key_file});
-  }
-  arguments.insert(arguments.end(), {"--io-engine", options.cache.io_engine});
+  AddTier(options, name, &arguments);
   if (options.cache.host_bytes) add("--host-bytes", *options.cache.host_bytes);
   if (options.model.threads != 0) add("--threads", options.model.threads);
   if (options.model.ctx != 0) add("--ctx", options.model.ctx);
@@ -90,8 +102,7 @@ Result<std::string> Output(const std::vector<std::string>& arguments) {
   while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
   if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
-    return InternalError("the process that measures the case nvme failed (status " + std::to_string(status) +
-                         ")");
+    return InternalError("the process that measures the case failed (status " + std::to_string(status) + ")");
   }
   return output;
 }
@@ -109,17 +120,18 @@ Result<std::vector<float>> ReadLogits(const std::string& path) {
 
 }  // namespace
 
-Result<NvmeRun> MeasureInNewProcess(const BenchOptions& options, const std::string& salt) {
+Result<TierRun> MeasureInNewProcess(const BenchOptions& options, const std::string& name,
+                                    const std::string& salt) {
   std::string path = (std::filesystem::temp_directory_path() / "terrace-logits-XXXXXX").string();
   const int file = mkstemp(path.data());
   if (file < 0) return UnavailableError("a temporary file " + path + ": " + std::strerror(errno));
   close(file);
-  const Result<std::string> output = Output(ChildArguments(options, salt, path));
+  const Result<std::string> output = Output(ChildArguments(options, name, salt, path));
   Result<std::vector<float>> logits = ReadLogits(path);
   unlink(path.c_str());
   if (!output.ok()) return output.status();
   if (!logits.ok()) return logits.status();
-  NvmeRun run;
+  TierRun run;
   try {
     const nlohmann::json json = nlohmann::json::parse(*output);
     run.first.loaded_tokens = json.at("loaded_tokens").get<uint64_t>();
@@ -127,9 +139,9 @@ Result<NvmeRun> MeasureInNewProcess(const BenchOptions& options, const std::stri
     run.first.ttft_ms = json.at("ttft_ms").get<double>();
     run.first.load_ms = json.at("load_ms").get<double>();
     run.set_data_ms = json.at("set_data_ms").get<double>();
-    run.nvme_objects = json.at("nvme_objects").get<uint64_t>();
+    run.tier_objects = json.at("tier_objects").get<uint64_t>();
   } catch (const nlohmann::json::exception& error) {
-    return InternalError(std::string("what the process for the case nvme printed: ") + error.what());
+    return InternalError("what the process for the case " + name + " printed: " + error.what());
   }
   run.first.logits = *std::move(logits);
   return run;
@@ -139,12 +151,13 @@ Status MeasureAsNewProcess(const BenchOptions& options, const LoadedModel& model
                            const std::vector<llama_token>& prompt) {
   const BenchContext::Tokens warm_up = BenchContext::Tokens(prompt).last(options.suffix_tokens);
   Result<std::unique_ptr<BenchContext>> context =
-      BenchContext::Make(model, options.model, store.manager, options.cache.salt, warm_up);
+      BenchContext::Make(model, options.model, store, options.cache.salt, warm_up);
   if (!context.ok()) return context.status();
-  const uint64_t hits = TierHits(store, kNvmeTier);
+  const char* const tier = options.cases.front() == kNvmeTier ? kNvmeTier : kRemoteTier;
+  const uint64_t hits = TierHits(store, tier);
   Result<FirstToken> first = (*context)->Loaded(prompt);
   if (!first.ok()) return first.status();
-  const uint64_t objects = TierHits(store, kNvmeTier) - hits;
+  const uint64_t objects = TierHits(store, tier) - hits;
   std::ofstream file(options.child_logits, std::ios::binary | std::ios::trunc);
   file.write(reinterpret_cast<const char*>(first->logits.data()),
              static_cast<std::streamsize>(first->logits.size() * sizeof(float)));
@@ -163,7 +176,7 @@ Status MeasureAsNewProcess(const BenchOptions& options, const LoadedModel& model
                                        {"ttft_ms", first->ttft_ms},
                                        {"load_ms", first->load_ms},
                                        {"set_data_ms", set_data_ms},
-                                       {"nvme_objects", objects}};
+                                       {"tier_objects", objects}};
   std::printf("%s\n", line.dump().c_str());
   return OkStatus();
 }

@@ -30,7 +30,7 @@ Status Converse(const ChatOptions& options, const LoadedModel& model, const KvSt
     session->AddSystem(options.system);
   }
   LlamaCacheOptions cache_options;
-  cache_options.manager = store.manager;
+  UseStore(store, &cache_options);
   cache_options.salt = options.cache.salt;
   cache_options.check_logits = true;
   Result<std::unique_ptr<LlamaCache>> cache = CreateCache(model, options.model, cache_options);

@@ -1,6 +1,7 @@
 #include "connectors/llamacpp/tool/command_line.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cstring>
@@ -8,7 +9,7 @@
 #include <iostream>
 #include <sstream>
 
-#include "connectors/llamacpp/tool/byte_size.h"
+#include "connectors/options/byte_size.h"
 
 namespace terrace::llamacpp {
 namespace {
@@ -18,7 +19,11 @@ Examples:
   terrace-llama run -m model.gguf -p "Why is the sky blue?"
   terrace-llama run -m model.gguf --document licence.txt -p "Who may copy this?" --cache ~/kv
       (run it again, or with another question: the document is loaded, not computed)
-  terrace-llama run -m model.gguf -f prompt.txt -n 32 --cache ~/kv --nvme-bytes 20GiB --json)";
+  terrace-llama run -m model.gguf -f prompt.txt -n 32 --cache ~/kv --nvme-bytes 20GiB --json
+  terrace-llama run -m model.gguf -f prompt.txt --remote unix:/run/terrace/terrace.sock
+      (any other process with the same --remote and model finds what this one computed)
+  terrace-llama run -m model.gguf -f prompt.txt --remote kv1:7420,kv2:7420 \
+      --remote-ca ca.pem --remote-token-file token)";
 constexpr char kChatExamples[] = R"(
 Examples:
   terrace-llama chat -m model.gguf --cache ~/kv --session talk.json
@@ -30,12 +35,17 @@ Cases (time to the first token of prefix + suffix):
   slot   the prefix is already in the context: the engine's own floor
   host   the prefix comes from the host tier into an empty context
   nvme   the prefix comes from --cache in a new process, once per repeat
+  remote the same from a cache server over sockets (--remote-path: bulk), shm through shared memory. Without
+         --remote the server is `terrace serve` on this host, started here and ended afterwards
 Cold and store are run once, the other cases --repeat times (medians are printed). store_thread_ms is what
 Save took on the decode thread, store_ms that plus the Flush at the end of the prefill; set_data_ms is the
 engine's bare call on the same bytes, timed apart from the cache.
 Examples:
   terrace-llama bench -m model.gguf --prefix-tokens 4096 --suffix-tokens 64 --cache /tmp/kv
-  terrace-llama bench -m model.gguf --cases cold,slot,host --json)";
+  terrace-llama bench -m model.gguf --cases cold,slot,host --json
+  terrace-llama bench -m model.gguf --cases cold,remote,shm)";
+
+constexpr std::string_view kCases[] = {"cold", "slot", "host", "nvme", "remote", "shm"};
 
 [[noreturn]] void Refuse(const std::string& option, const std::string& value, const std::string& allowed) {
   throw CLI::ValidationError(option, "\"" + value + "\" is not allowed; allowed: " + allowed);
@@ -65,10 +75,11 @@ void AddSize(CLI::App* app, const std::string& option, Target* target, const std
   app->add_option_function<std::string>(
          option,
          [=](const std::string& text) {
-           Result<uint64_t> bytes = ParseByteSize(text);
+           Result<uint64_t> bytes = options::ParseByteSize(text);
            if (!bytes.ok()) {
-             Refuse(option, text,
-                    std::string(kByteSizeSyntax) + " (" + std::string(bytes.status().message()) + ")");
+             Refuse(
+                 option, text,
+                 std::string(options::kByteSizeSyntax) + " (" + std::string(bytes.status().message()) + ")");
            }
            *target = *bytes;
          },
@@ -103,6 +114,39 @@ std::string ReadFile(const std::string& option, const std::string& path) {
   return content.str();
 }
 
+// "500ms", "10s", "2m".
+Result<std::chrono::milliseconds> ParseTime(const std::string& text) {
+  uint64_t value = 0;
+  const char* const end = text.data() + text.size();
+  const auto [unit, error] = std::from_chars(text.data(), end, value);
+  const std::string_view name(unit, static_cast<size_t>(end - unit));
+  const uint64_t factor = name == "ms" ? 1 : name == "s" ? 1000 : name == "m" ? 60000 : 0;
+  constexpr uint64_t kLeast = 10, kMost = 10 * 60000;
+  if (error != std::errc() || factor == 0 || value > kMost / factor || value * factor < kLeast) {
+    return InvalidArgumentError("a time from 10ms to 10m, such as 500ms or 10s");
+  }
+  return std::chrono::milliseconds(value * factor);
+}
+
+// host:port, [v6]:port, or unix:/path.
+bool IsAddress(std::string_view text) {
+  constexpr std::string_view kUnix = "unix:/";
+  if (text.starts_with(kUnix)) return text.size() > kUnix.size();
+  const size_t colon = text.rfind(':');
+  if (colon == std::string_view::npos) return false;
+  std::string_view host = text.substr(0, colon);
+  const std::string_view port = text.substr(colon + 1);
+  if (host.starts_with('[') && host.ends_with(']')) {
+    host = host.substr(1, host.size() - 2);
+  } else if (host.find(':') != std::string_view::npos) {
+    return false;
+  }
+  uint32_t number = 0;
+  const auto [end, error] = std::from_chars(port.data(), port.data() + port.size(), number);
+  return !host.empty() && error == std::errc() && end == port.data() + port.size() && number >= 1 &&
+         number <= 65535;
+}
+
 std::string CheckReadable(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   if (file && file.peek() != std::ifstream::traits_type::eof()) return "";
@@ -133,6 +177,47 @@ void AddModel(CLI::App* app, ModelOptions* model) {
       ->type_name("f16|q8_0|q4_0");
 }
 
+void AddRemote(CLI::App* app, CacheOptions* cache) {
+  app->add_option_function<std::string>(
+         "--remote",
+         [cache](const std::string& text) {
+           cache->remote = CLI::detail::split(text, ',');
+           for (const std::string& address : cache->remote) {
+             if (!IsAddress(address)) {
+               Refuse("--remote", text,
+                      "a list of HOST:PORT, [V6]:PORT or unix:/PATH, such as kv1:7420,kv2:7420");
+             }
+           }
+         },
+         "Cache servers (`terrace serve`) that keep and give what the tiers of this process have not")
+      ->type_name("ADDR[,ADDR...]");
+  app->add_option(
+         "--remote-token-file", cache->remote_token_file,
+         "File with the token for the servers, mode 600; sent over TLS, Unix sockets and loopback only")
+      ->type_name("FILE");
+  app->add_option("--remote-ca", cache->remote_ca, "Speak TLS, and trust the certificates of this PEM file")
+      ->type_name("FILE");
+  app->add_option_function<std::string>(
+         "--remote-path",
+         [cache](const std::string& text) {
+           if (text != "auto" && text != "streams" && text != "bulk" && text != "shm")
+             Refuse("--remote-path", text, "auto, streams, bulk, shm");
+           cache->remote_path = text;
+         },
+         "How the bytes come: gRPC streams, bulk sockets, shared memory (auto: the fastest that works)")
+      ->type_name("auto|streams|bulk|shm");
+  app->add_option_function<std::string>(
+         "--remote-deadline",
+         [cache](const std::string& text) {
+           const Result<std::chrono::milliseconds> time = ParseTime(text);
+           if (!time.ok()) Refuse("--remote-deadline", text, std::string(time.status().message()));
+           cache->remote_deadline = *time;
+         },
+         "How long a prompt waits for the servers at most before it is computed, and the end of the program\n"
+         "for what is on its way to them (10s)")
+      ->type_name("TIME");
+}
+
 void AddCache(CLI::App* app, CacheOptions* cache) {
   app->add_option("--cache", cache->directory, "Directory of the NVMe tier; made if absent")
       ->type_name("DIR");
@@ -153,9 +238,10 @@ void AddCache(CLI::App* app, CacheOptions* cache) {
          "What moves the bytes of the NVMe tier (auto: io_uring, or threads where the system forbids it)")
       ->type_name("auto|io_uring|threads");
   app->add_flag("--require-cache", cache->require,
-                "Exit with 2 where --cache cannot be used, instead of going on without");
+                "Exit with 2 where --cache or --remote cannot be used as given, instead of going on without");
   app->add_option("--salt", cache->salt, "Isolates this cache content from that of other salts")
       ->type_name("TEXT");
+  AddRemote(app, cache);
 }
 
 void AddRun(CLI::App* app, RunOptions* run) {
@@ -206,13 +292,13 @@ void AddBench(CLI::App* app, BenchOptions* bench) {
          "--cases",
          [bench](const std::string& text) {
            for (const std::string& name : CLI::detail::split(text, ',')) {
-             if (name != "cold" && name != "slot" && name != "host" && name != "nvme") {
-               Refuse("--cases", text, "a list of cold, slot, host, nvme, such as cold,host");
+             if (std::find(std::begin(kCases), std::end(kCases), name) == std::end(kCases)) {
+               Refuse("--cases", text, "a list of cold, slot, host, nvme, remote, shm, such as cold,host");
              }
              bench->cases.push_back(name);
            }
          },
-         "What to measure (cold,slot,host, and nvme with --cache)")
+         "What to measure (cold,slot,host, nvme with --cache, remote with --remote)")
       ->type_name("LIST");
   app->add_option("--text", bench->text, "Text whose tokens are used, repeated or cut (GPL-3 of the system)")
       ->check(CheckReadable)
@@ -220,6 +306,9 @@ void AddBench(CLI::App* app, BenchOptions* bench) {
   AddCount(app, "--repeat", &bench->repeat, 1, 1000,
            "Measurements per case, of which the median is printed (3)");
   app->add_flag("--json", bench->json, "One JSON object per case instead of a table");
+  app->add_option("--serve-program", bench->serve_program,
+                  "The program `terrace`, for the server of the cases remote and shm (that beside this one)")
+      ->type_name("FILE");
   app->add_option("--child-logits", bench->child_logits)->group("");
   app->footer(kBenchExamples);
 }
@@ -232,8 +321,12 @@ void CheckTogether(const ModelOptions& model, const CacheOptions& cache) {
   }
   if (!cache.nvme_key_file.empty() && cache.directory.empty())
     Refuse("--nvme-key-file", cache.nvme_key_file, "only together with --cache DIR");
-  if (cache.require && cache.directory.empty())
-    Refuse("--require-cache", "on", "only together with --cache DIR");
+  if (cache.require && cache.directory.empty() && cache.remote.empty())
+    Refuse("--require-cache", "on", "only together with --cache DIR or --remote ADDR");
+  if (!cache.remote_token_file.empty() && cache.remote.empty())
+    Refuse("--remote-token-file", cache.remote_token_file, "only together with --remote ADDR");
+  if (!cache.remote_ca.empty() && cache.remote.empty())
+    Refuse("--remote-ca", cache.remote_ca, "only together with --remote ADDR");
 }
 
 void CheckRun(const RunOptions& run) {
@@ -252,10 +345,16 @@ void CheckBench(BenchOptions* bench) {
   if (bench->cases.empty()) {
     bench->cases = {"cold", "slot", "host"};
     if (!bench->cache.directory.empty()) bench->cases.push_back("nvme");
+    if (!bench->cache.remote.empty()) bench->cases.push_back("remote");
   }
+  const std::vector<std::string>& remote = bench->cache.remote;
+  const bool has_unix = std::any_of(remote.begin(), remote.end(),
+                                    [](const std::string& address) { return address.starts_with("unix:"); });
   for (const std::string& name : bench->cases) {
     if (name == "nvme" && bench->cache.directory.empty())
       Refuse("--cases", name, "nvme only together with --cache DIR");
+    if (name == "shm" && !remote.empty() && !has_unix)
+      Refuse("--cases", name, "shm only with a unix:/PATH in --remote, or without --remote");
   }
 }
 
@@ -263,8 +362,9 @@ void CheckBench(BenchOptions* bench) {
 
 std::variant<Command, int> ParseCommandLine(int argc, const char* const* argv) {
   CLI::App app(
-      "Runs a GGUF model with llama.cpp and keeps its KV cache in host memory and on NVMe, so that a\n"
-      "prompt's beginning is computed once.",
+      "Runs a GGUF model with llama.cpp and keeps its KV cache in host memory, on NVMe and on cache "
+      "servers,\n"
+      "so that a prompt's beginning is computed once.",
       "terrace-llama");
   app.set_version_flag("--version", "terrace-llama " TERRACE_VERSION "\nengine: " TERRACE_ENGINE_BUILD);
   app.require_subcommand(1);

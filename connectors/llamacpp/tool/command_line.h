@@ -2,6 +2,7 @@
 // names the option, the value and what is allowed.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -24,8 +25,14 @@ struct CacheOptions {
   std::string directory;               // empty = no NVMe tier
   std::optional<uint64_t> host_bytes;  // absent = 1 GiB with a directory, else nothing
   uint64_t nvme_bytes = uint64_t{4} << 30;
-  std::string nvme_key_file;       // empty = the tier is not encrypted
-  std::string io_engine = "auto";  // or io_uring, threads
+  std::string nvme_key_file;        // empty = the tier is not encrypted
+  std::string io_engine = "auto";   // or io_uring, threads
+  std::vector<std::string> remote;  // addresses of cache servers; empty = no remote tier
+  std::string remote_token_file;
+  std::string remote_ca;             // PEM file; set: TLS
+  std::string remote_path = "auto";  // or streams, bulk, shm
+  // How long a prompt waits for the remote tier at most, and the end of the program for what is on its way.
+  std::chrono::milliseconds remote_deadline{10000};
   bool require = false;
   std::string salt;
   bool exact = false;  // LlamaCacheOptions::exact_only
@@ -57,11 +64,12 @@ struct BenchOptions {
   CacheOptions cache;
   uint64_t prefix_tokens = 4096;
   uint64_t suffix_tokens = 64;
-  std::vector<std::string> cases;  // of cold, slot, host, nvme
+  std::vector<std::string> cases;  // of cold, slot, host, nvme, remote, shm
   std::string text = "/usr/share/common-licenses/GPL-3";
   uint32_t repeat = 3;
   bool json = false;
-  // Set by the program itself for the process that measures the case nvme: where its logits go.
+  std::string serve_program;  // starts the server of the cases remote and shm; empty = terrace beside this
+  // Set by the program itself for the process that measures nvme, remote or shm: where its logits go.
   std::string child_logits;
 };
 

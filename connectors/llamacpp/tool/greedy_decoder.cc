@@ -65,17 +65,30 @@ Status GreedyDecoder::Prefill(const std::vector<llama_token>& prompt, uint64_t f
   return OkStatus();
 }
 
+void GreedyDecoder::ReportTrouble(const FetchResult& fetched) {
+  const uint64_t silences = RemoteFailures(store_) + cache_.counters().remote_timeouts;
+  if (silences > 0 && remote_silences_ == 0) {
+    std::fprintf(stderr, "terrace-llama: %s: no answer; computing what it may have\n", store_.remote.c_str());
+  } else if (silences == remote_silences_ && !fetched.reason.ok()) {
+    std::fprintf(stderr, "terrace-llama: less was loaded than is stored: %s\n",
+                 fetched.reason.ToString().c_str());
+  }
+  remote_silences_ = silences;
+}
+
 Status GreedyDecoder::Begin(const std::vector<llama_token>& prompt, Answer* answer) {
   for (int attempt = 0; attempt < 2; ++attempt) {
-    const uint64_t host = TierHits(store_, kHostTier), nvme = TierHits(store_, kNvmeTier);
     const FetchResult fetched = cache_.Fetch(kSlot, prompt);
+    ReportTrouble(fetched);
     answer->prompt_tokens = prompt.size();
     answer->loaded_tokens = fetched.loaded_tokens;
     answer->slot_tokens = fetched.ready_tokens - fetched.loaded_tokens;
     answer->decoded_tokens = 0;
-    answer->host_objects = TierHits(store_, kHostTier) - host;
-    answer->nvme_objects = TierHits(store_, kNvmeTier) - nvme;
+    answer->host = ShareOf(store_, fetched, kHostTier);
+    answer->nvme = ShareOf(store_, fetched, kNvmeTier);
+    answer->remote = ShareOf(store_, fetched, kRemoteTier);
     answer->loaded_bytes = fetched.loaded_bytes;
+    answer->remote_ms = fetched.remote_ms;
     answer->load_ms = fetched.load_ms;
     answer->set_data_ms = fetched.set_data_ms;
     if (Status computed = Prefill(prompt, fetched.ready_tokens, answer); !computed.ok()) return computed;
@@ -126,13 +139,14 @@ Result<Answer> GreedyDecoder::Generate(std::vector<llama_token> prompt, uint32_t
 
 std::string Summary(const Answer& answer) {
   std::string from;
-  const auto add = [&from](uint64_t objects, const char* tier) {
-    if (objects == 0) return;
-    from += (from.empty() ? " (" : ", ") + std::to_string(objects) +
-            (objects == 1 ? " chunk from " : " chunks from ") + tier;
+  const auto add = [&from](const TierShare& share, const char* tier) {
+    if (share.objects == 0) return;
+    from += (from.empty() ? " (" : ", ") + std::to_string(share.objects) +
+            (share.objects == 1 ? " chunk from " : " chunks from ") + tier;
   };
-  add(answer.host_objects, "host");
-  add(answer.nvme_objects, "nvme");
+  add(answer.host, kHostTier);
+  add(answer.nvme, kNvmeTier);
+  add(answer.remote, kRemoteTier);
   if (!from.empty()) from += ")";
   char timing[120];
   std::snprintf(timing, sizeof timing, "first token after %.0f ms; %zu tokens generated in %.0f ms",

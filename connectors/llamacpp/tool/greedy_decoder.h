@@ -15,13 +15,13 @@ namespace terrace::llamacpp {
 
 struct Answer {
   uint64_t prompt_tokens = 0;
-  uint64_t loaded_tokens = 0;   // from the store
-  uint64_t slot_tokens = 0;     // were in the context already
-  uint64_t decoded_tokens = 0;  // of the prompt, computed
-  uint64_t host_objects = 0;    // of what was loaded, by tier
-  uint64_t nvme_objects = 0;
+  uint64_t loaded_tokens = 0;    // from the store
+  uint64_t slot_tokens = 0;      // were in the context already
+  uint64_t decoded_tokens = 0;   // of the prompt, computed
+  TierShare host, nvme, remote;  // of what was loaded, by tier
   uint64_t loaded_bytes = 0;
-  double ttft_ms = 0;  // from the prompt to its first token, loading included
+  double ttft_ms = 0;    // from the prompt to its first token, loading included
+  double remote_ms = 0;  // until the remote tier said what it has
   double load_ms = 0;
   double set_data_ms = 0;
   double store_thread_ms = 0;  // spent in Save
@@ -50,12 +50,15 @@ class GreedyDecoder {
   Status Begin(const std::vector<llama_token>& prompt, Answer* answer);
   Status Decode(const llama_token* tokens, uint32_t count);
   void Save(const std::vector<llama_token>& held, Answer* answer);
+  // Says so, once, where the remote tier does not answer, and each time where a load ends early.
+  void ReportTrouble(const FetchResult& fetched);
   std::span<const float> Logits() const;
   llama_token Likeliest() const;
 
   const LoadedModel& model_;
   LlamaCache& cache_;
   const KvStore& store_;
+  uint64_t remote_silences_ = 0;  // prompts that the remote tier did not answer for
 };
 
 // "prompt 4150 tokens: 4096 loaded (16 chunks from nvme), 0 in the context, 54 computed; first token after

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs the real terrace-llama with real weights. Standard library only.
 
-    program_test.py PROGRAM MODEL
+    program_test.py PROGRAM MODEL [TERRACE]        TERRACE: the program that serves; without it those tests are skipped
 """
 import json
 import os
@@ -10,9 +10,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
-PROGRAM = MODEL = ""
+PROGRAM = MODEL = TERRACE = ""
 # Other tests run beside this one, and threads of the engine that wait for each other by spinning suffer most.
 ONE_THREAD = ["--threads", "1"]
 LICENCE = "/usr/share/common-licenses/GPL-3"
@@ -33,6 +34,43 @@ def summaries(stderr):
     """prompt, loaded, in the context, computed of each answer."""
     pattern = r"prompt (\d+) tokens: (\d+) loaded(?: \([^)]*\))?, (\d+) in the context, (\d+) computed"
     return [tuple(map(int, found)) for found in re.findall(pattern, stderr)]
+
+
+def needs_server(test):
+    if not TERRACE:
+        test.skipTest("the program `terrace` was not built")
+
+
+class Server:
+    """`terrace serve` on loopback and a Unix socket, until the end of the block."""
+
+    def __init__(self, test):
+        needs_server(test)
+        self.socket = os.path.join(test.folder.name, "server.sock")
+        with socket.socket() as probe:  # nobody listens there at this moment
+            probe.bind(("127.0.0.1", 0))
+            self.tcp = f"127.0.0.1:{probe.getsockname()[1]}"
+        self.unix = "unix:" + self.socket
+
+    def __enter__(self):
+        self.process = subprocess.Popen([TERRACE, "serve", "--listen", self.tcp, "--unix", self.socket,
+                                         "--host-bytes", "128MiB", "--metrics-port", "off"],
+                                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        host, port = self.tcp.split(":")
+        limit = time.monotonic() + 60
+        for family, address in ((socket.AF_INET, (host, int(port))), (socket.AF_UNIX, self.socket)):
+            while True:
+                with socket.socket(family) as probe:
+                    if probe.connect_ex(address) == 0:
+                        break
+                assert self.process.poll() is None, f"the server ended with {self.process.returncode}"
+                assert time.monotonic() < limit, "the server takes no connections"
+                time.sleep(0.01)
+        return self
+
+    def __exit__(self, *_):
+        self.process.terminate()
+        self.process.wait(timeout=60)
 
 
 class ProgramTest(unittest.TestCase):
@@ -71,11 +109,22 @@ class ProgramTest(unittest.TestCase):
             ([*here, "--require-cache"], "--require-cache", '"on"', "--cache DIR"),
             ([*here, "--io-engine", "magic"], "--io-engine", '"magic"', "auto, io_uring, threads"),
             ([*here, "--nvme-key-file", "k"], "--nvme-key-file", '"k"', "--cache DIR"),
+            ([*here, "--remote", "nowhere"], "--remote", '"nowhere"', "HOST:PORT"),
+            ([*here, "--remote", "a:1,b:70000"], "--remote", '"a:1,b:70000"', "unix:/PATH"),
+            ([*here, "--remote", "::1:7420"], "--remote", '"::1:7420"', "[V6]:PORT"),
+            ([*here, "--remote", "unix:/"], "--remote", '"unix:/"', "unix:/PATH"),
+            ([*here, "--remote-path", "pigeon"], "--remote-path", '"pigeon"', "auto, streams, bulk, shm"),
+            ([*here, "--remote-deadline", "10"], "--remote-deadline", '"10"', "from 10ms to 10m"),
+            ([*here, "--remote-deadline", "9ms"], "--remote-deadline", '"9ms"', "from 10ms to 10m"),
+            ([*here, "--remote-deadline", "11m"], "--remote-deadline", '"11m"', "from 10ms to 10m"),
+            ([*here, "--remote-token-file", "t"], "--remote-token-file", '"t"', "--remote ADDR"),
+            ([*here, "--remote-ca", "c"], "--remote-ca", '"c"', "--remote ADDR"),
+            (["bench", "-m", MODEL, "--cases", "shm", "--remote", "a:1"], "--cases", '"shm"', "unix:/PATH"),
             ([*here, "--document-tokens", "9"], "--document-tokens", '"9"', "--document FILE"),
             (["run", "-m", MODEL], "--prompt", '""', "--file FILE"),
             (["run", "-m", MODEL, "-f", "/nowhere/at/all"], "--file", '"/nowhere/at/all"', "can be read"),
             (["run", "-m", "/nowhere/at/all", "-p", "x"], "--model", '"/nowhere/at/all"', "can be read"),
-            (["bench", "-m", MODEL, "--cases", "cold,warm"], "--cases", '"cold,warm"', "cold, slot, host, nvme"),
+            (["bench", "-m", MODEL, "--cases", "cold,warm"], "--cases", '"cold,warm"', "cold, slot, host, nvme, remote, shm"),
             (["bench", "-m", MODEL, "--cases", "nvme"], "--cases", '"nvme"', "--cache DIR"),
             (["bench", "-m", MODEL, "--repeat", "0"], "--repeat", '"0"', "from 1 to"),
             (["sing"], "command", '"sing"', "run, chat, bench"),
@@ -215,6 +264,62 @@ class ProgramTest(unittest.TestCase):
                        "--nvme-bytes", "0", "--host-bytes", "0")
         self.assertIn("Paris", done.stdout)
 
+    # The remote tier.
+
+    def test_a_second_process_answers_from_the_server_alike(self):
+        prompt = ["-p", document(2700) + "\n\nWhat is the name of this license?", "-n", "16", "--exact"]
+        without = self.answer(*prompt)
+        self.assertGreater(len(without["answer_tokens"]), 3)
+        with Server(self) as server:
+            remote = ["--remote", server.tcp, "--host-bytes", "128MiB"]
+            first = self.answer(*prompt, *remote)
+            self.assertEqual((first["loaded_tokens"], first["remote_tokens"]), (0, 0))
+            self.assertEqual(first["decoded_tokens"], first["prompt_tokens"])
+            for address, path in ((server.tcp, "auto"), (server.tcp, "bulk"), (server.tcp, "streams"),
+                                  (server.unix, "auto"), (server.unix, "shm")):
+                with self.subTest(address=address, path=path):
+                    second = self.answer(*prompt, "--remote", address, "--remote-path", path, "--host-bytes", "128MiB")
+                    self.assertEqual((second["remote_tokens"], second["remote_objects"]), (512, 2))
+                    self.assertEqual((second["loaded_tokens"], second["host_tokens"]), (512, 0))
+                    self.assertEqual(second["decoded_tokens"], second["prompt_tokens"] - 512)
+                    self.assertEqual(second["answer_tokens"], without["answer_tokens"])
+            # Without host memory too; and another salt, or another prompt, finds nothing.
+            bare = self.answer(*prompt, "--remote", server.unix, "--host-bytes", "0")
+            self.assertEqual(bare["remote_tokens"], 512)
+            self.assertEqual(self.answer(*prompt, *remote, "--salt", "other")["loaded_tokens"], 0)
+            other = self.answer("-p", "No " + prompt[1], *prompt[2:], *remote)
+            self.assertEqual(other["loaded_tokens"], 0)
+
+    def test_a_server_that_is_not_there_is_a_line_and_a_miss(self):
+        prompt = ["-p", document(1500), "-n", "4"]
+        without = self.answer(*prompt)
+        done = self.ok("run", "-m", MODEL, "--json", *ONE_THREAD, *prompt, "--remote", "unix:" + self.cache,
+                       "--remote-deadline", "500ms", "--host-bytes", "128MiB")
+        answer = json.loads(done.stdout)
+        self.assertEqual(answer["answer_tokens"], without["answer_tokens"])
+        self.assertEqual(answer["loaded_tokens"], 0)
+        self.assertLess(answer["remote_ms"], 5500)
+        self.assertIn(f'--remote "unix:{self.cache}": no answer', done.stderr)
+        self.assertIn("did not get there", done.stderr)
+
+    def test_files_of_the_remote_tier_that_cannot_be_used(self):
+        token = os.path.join(self.folder.name, "token")
+        arguments = ["-p", "What is the capital of France?", "-n", "12", "--remote", "unix:" + self.cache,
+                     "--remote-token-file", token]
+        for mode, text, word in ((0o644, "s3cret\n", "chmod 600"), (0o600, "", "one token"),
+                                 (0o600, "two words\n", "one token")):
+            with open(token, "w", encoding="ascii") as file:
+                file.write(text)
+            os.chmod(token, mode)
+            refused = run("run", "-m", MODEL, *arguments, "--require-cache")
+            self.assertEqual(refused.returncode, 2, refused.stderr)
+            self.assertIn(word, refused.stderr)
+            self.assertNotIn("s3cret", refused.stderr)
+        self.assertIn("Paris", self.ok("run", "-m", MODEL, *arguments).stdout)
+        missing = run("run", "-m", MODEL, "-p", "x", "--remote", "a:1", "--remote-ca", self.cache, "--require-cache")
+        self.assertEqual(missing.returncode, 2, missing.stderr)
+        self.assertIn("--remote-ca", missing.stderr)
+
     # chat.
 
     def test_chat_comes_back_without_recomputing(self):
@@ -280,9 +385,28 @@ class ProgramTest(unittest.TestCase):
                 self.assertEqual(line["set_data_ms"] > 0, warm)
                 self.assertEqual(line["store_thread_ms"] > 0, warm)
 
+    def test_bench_measures_the_remote_cases_with_a_server_of_its_own(self):
+        needs_server(self)
+        done = self.ok("bench", "--model", MODEL, "--prefix-tokens", "512", "--suffix-tokens", "64", "--repeat", "1",
+                       "--cases", "cold,remote,shm", "--json", "--host-bytes", "128MiB", "--serve-program", TERRACE,
+                       *ONE_THREAD)
+        lines = [json.loads(line) for line in done.stdout.splitlines()]
+        self.assertEqual([line["case"] for line in lines], ["cold", "remote", "shm"])
+        for line in lines[1:]:
+            with self.subTest(case=line["case"]):
+                self.assertIs(line["logits_equal"], True)
+                self.assertEqual((line["loaded_tokens"], line["decoded_tokens"]), (512, 64))
+
+    def test_bench_without_the_server_program_fails(self):
+        done = run("bench", "--model", MODEL, "--prefix-tokens", "256", "--suffix-tokens", "8", "--repeat", "1", "--cases",
+                   "remote", "--host-bytes", "128MiB", "--serve-program", self.cache, *ONE_THREAD)
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn(self.cache, done.stderr)
+
 
 if __name__ == "__main__":
     if len(sys.argv) < 3:
         sys.exit(__doc__)
     PROGRAM, MODEL = sys.argv[1:3]
-    unittest.main(argv=[sys.argv[0], *sys.argv[3:]], verbosity=2)
+    TERRACE = sys.argv[3] if len(sys.argv) > 3 else ""
+    unittest.main(argv=[sys.argv[0], *sys.argv[4:]], verbosity=2)

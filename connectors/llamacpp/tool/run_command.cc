@@ -74,10 +74,15 @@ void PrintJson(const Answer& answer, const PromptTokens& prompt) {
                                  {"loaded_tokens", answer.loaded_tokens},
                                  {"slot_tokens", answer.slot_tokens},
                                  {"decoded_tokens", answer.decoded_tokens},
-                                 {"host_objects", answer.host_objects},
-                                 {"nvme_objects", answer.nvme_objects},
+                                 {"host_objects", answer.host.objects},
+                                 {"nvme_objects", answer.nvme.objects},
+                                 {"remote_objects", answer.remote.objects},
+                                 {"host_tokens", answer.host.tokens},
+                                 {"nvme_tokens", answer.nvme.tokens},
+                                 {"remote_tokens", answer.remote.tokens},
                                  {"loaded_bytes", answer.loaded_bytes},
                                  {"ttft_ms", answer.ttft_ms},
+                                 {"remote_ms", answer.remote_ms},
                                  {"load_ms", answer.load_ms},
                                  {"set_data_ms", answer.set_data_ms},
                                  {"store_thread_ms", answer.store_thread_ms},
@@ -100,7 +105,7 @@ Status AnswerAll(const RunOptions& options, const LoadedModel& model, const KvSt
   Result<Frame> frame = TemplateFrame(model, options);
   if (!frame.ok()) return frame.status();
   LlamaCacheOptions cache_options;
-  cache_options.manager = store.manager;
+  UseStore(store, &cache_options);
   cache_options.salt = options.cache.salt;
   cache_options.exact_only = options.cache.exact;
   cache_options.check_logits = true;

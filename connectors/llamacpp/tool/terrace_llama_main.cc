@@ -1,4 +1,6 @@
 // terrace-llama: the composition root. It alone knows which backends make up the tiers.
+#include <string.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <exception>
@@ -9,14 +11,16 @@
 #include <vector>
 
 #include "connectors/llamacpp/tool/bench_command.h"
-#include "connectors/llamacpp/tool/byte_size.h"
 #include "connectors/llamacpp/tool/chat_command.h"
 #include "connectors/llamacpp/tool/command_line.h"
 #include "connectors/llamacpp/tool/kv_store.h"
 #include "connectors/llamacpp/tool/run_command.h"
+#include "connectors/options/byte_size.h"
 #include "connectors/options/key_file.h"
+#include "connectors/options/private_file.h"
 #include "terrace/host_backend.h"
 #include "terrace/nvme_backend.h"
+#include "terrace/remote_backend.h"
 #include "terrace/storage_manager.h"
 
 namespace terrace::llamacpp {
@@ -49,12 +53,59 @@ Result<std::unique_ptr<Backend>> OpenNvme(const CacheOptions& options) {
   return MakeNvmeBackend(nvme);
 }
 
+// What stands in the file. The text is wiped: it is a secret.
+Result<std::string> ReadToken(const std::string& path) {
+  constexpr char kBlank[] = " \t\r\n";
+  const std::string name = "token file \"" + path + "\"";
+  Result<std::string> text = terrace::options::ReadPrivateFile(name, path, 64 << 10);
+  if (!text.ok()) return text.status();
+  const size_t begin = text->find_first_not_of(kBlank);
+  std::string token =
+      begin == std::string::npos ? "" : text->substr(begin, text->find_last_not_of(kBlank) + 1 - begin);
+  explicit_bzero(text->data(), text->size());
+  if (token.empty() || token.find_first_of(kBlank) != std::string::npos) {
+    return InvalidArgumentError(name + ": one token is needed, on one line");
+  }
+  return token;
+}
+
+Result<std::unique_ptr<Backend>> OpenRemote(const CacheOptions& options) {
+  RemoteOptions remote;
+  remote.addresses = options.remote;
+  remote.path = options.remote_path == "streams" ? RemotePath::kStreams
+                : options.remote_path == "bulk"  ? RemotePath::kBulk
+                : options.remote_path == "shm"   ? RemotePath::kSharedMemory
+                                                 : RemotePath::kAuto;
+  remote.operation_deadline = options.remote_deadline;
+  remote.connect_deadline = std::min<Duration>(remote.connect_deadline, options.remote_deadline);
+  if (!options.remote_token_file.empty()) {
+    Result<std::string> token = ReadToken(options.remote_token_file);
+    if (!token.ok()) return token.status();
+    remote.token = *std::move(token);
+  }
+  if (!options.remote_ca.empty()) {
+    Result<std::string> roots = terrace::options::ReadWholeFile("--remote-ca \"" + options.remote_ca + "\"",
+                                                                options.remote_ca, 1 << 20);
+    if (!roots.ok()) return roots.status();
+    remote.tls.use_tls = true;
+    remote.tls.roots = *std::move(roots);
+  }
+  return MakeRemoteBackend(remote);
+}
+
+std::string RemoteOption(const CacheOptions& options) {
+  std::string list;
+  for (const std::string& address : options.remote) list += (list.empty() ? "" : ",") + address;
+  return "--remote \"" + list + "\"";
+}
+
 // A tier that cannot be had is left out, and the others are used.
 KvStore OpenTiers(const CacheOptions& options) {
   KvStore store;
   const bool wants_nvme = !options.directory.empty();
-  const uint64_t host_bytes = options.host_bytes.value_or(wants_nvme ? kDefaultHostBytes : 0);
-  const std::string host_option = "--host-bytes " + FormatByteSize(host_bytes);
+  const bool wants_remote = !options.remote.empty();
+  const uint64_t host_bytes = options.host_bytes.value_or(wants_nvme || wants_remote ? kDefaultHostBytes : 0);
+  const std::string host_option = "--host-bytes " + terrace::options::FormatByteSize(host_bytes);
   StorageOptions storage;
   storage.pool_bytes = host_bytes;
   std::vector<Tier> tiers;
@@ -77,6 +128,17 @@ KvStore OpenTiers(const CacheOptions& options) {
       store.refused = backend.status().WithContext("--cache \"" + options.directory + "\"");
     }
   }
+  if (wants_remote) {
+    Result<std::unique_ptr<Backend>> backend = OpenRemote(options);
+    if (backend.ok()) {
+      tiers.push_back({*std::move(backend), nullptr});
+      storage.pool_bytes = std::max(host_bytes, kMinPoolBytes);
+      store.remote = RemoteOption(options);
+      store.remote_deadline = options.remote_deadline;
+    } else {
+      store.refused = backend.status().WithContext(RemoteOption(options));
+    }
+  }
   if (tiers.empty()) return store;
   Result<std::unique_ptr<StorageManager>> manager =
       StorageManager::Open(std::move(storage), std::move(tiers));
@@ -84,8 +146,10 @@ KvStore OpenTiers(const CacheOptions& options) {
     store.manager = *std::move(manager);
   } else {
     store.has_nvme = false;
-    store.refused =
-        manager.status().WithContext(wants_nvme ? "--cache \"" + options.directory + "\"" : host_option);
+    store.remote.clear();
+    store.refused = manager.status().WithContext(wants_nvme     ? "--cache \"" + options.directory + "\""
+                                                 : wants_remote ? RemoteOption(options)
+                                                                : host_option);
   }
   return store;
 }
