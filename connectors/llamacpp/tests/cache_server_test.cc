@@ -186,7 +186,7 @@ TEST_F(CacheServerTest, KilledAHundredTimesDuringLoads) {
   for (uint32_t round = 0; round < kRounds; ++round) {
     SCOPED_TRACE("seed " + std::to_string(kSeed) + " round " + std::to_string(round));
     const std::string address = round % 2 == 0 ? server->tcp_address() : server->unix_address();
-    Compute(address);
+    if (round > 0) Compute(address);  // a server that was killed has lost what it had
     const std::shared_ptr<StorageManager> store = OpenOver(address);
     const auto cache = Cache(store);
     const bool before = round % 10 == 1, after = round % 10 == 6;
