@@ -256,7 +256,7 @@ class RocksManifest : public Manifest {
     return log->LogNumber();
   }
   Status ReplaceLog() {
-    Status resumed = FromRocks(db_->Resume());
+    Status resumed = ResumeWithin(*db_, kResumeLimit);
     if (!resumed.ok()) return resumed;
     const std::optional<uint64_t> before = CurrentLog();
     if (before && *failed_log_ != kUnknownLog && *before != *failed_log_) {
@@ -268,7 +268,7 @@ class RocksManifest : public Manifest {
     unlogged.disableWAL = true;
     db_->Put(unlogged, kNewLogKey, rocksdb::Slice()).PermitUncheckedError();
     FlushMemtables().IgnoreError();  // shows in the log's number
-    TERRACE_RETURN_IF_ERROR(FromRocks(db_->Resume()));
+    TERRACE_RETURN_IF_ERROR(ResumeWithin(*db_, kResumeLimit));
     const std::optional<uint64_t> after = CurrentLog();
     if (!before || !after || *after == *before) return UnavailableError("manifest: its log failed");
     failed_log_.reset();
@@ -285,6 +285,7 @@ class RocksManifest : public Manifest {
   std::array<rocksdb::ColumnFamilyHandle*, 4> handles_{};
   std::mutex write_mutex_;  // of what follows, and of all that writes
   bool has_unlogged_ = false;
+  static constexpr std::chrono::milliseconds kResumeLimit{2000};
   static constexpr uint64_t kUnknownLog = 0;  // no log has it
   std::optional<uint64_t> failed_log_;        // which has not been replaced
 };

@@ -1,12 +1,15 @@
 #include "backends/nvme/manifest_rocks.h"
 
+#include <rocksdb/convenience.h>
 #include <rocksdb/env.h>
 #include <rocksdb/listener.h>
 #include <rocksdb/memtablerep.h>
 #include <rocksdb/table.h>
 
 #include <algorithm>
+#include <future>
 #include <memory>
+#include <thread>
 
 namespace terrace {
 namespace {
@@ -97,6 +100,20 @@ rocksdb::ReadOptions ScanOptions() {
   options.fill_cache = false;
   options.readahead_size = 2 * kMiB;
   return options;
+}
+
+Status ResumeWithin(rocksdb::DB& db, std::chrono::milliseconds limit) {
+  std::promise<void> over;
+  std::thread watch([&db, limit, ended = over.get_future()] {
+    if (ended.wait_for(limit) == std::future_status::ready) return;
+    if (db.PauseBackgroundWork().ok()) db.ContinueBackgroundWork().PermitUncheckedError();
+    if (ended.wait_for(limit) == std::future_status::ready) return;
+    rocksdb::CancelAllBackgroundWork(&db, /*wait=*/false);
+  });
+  const rocksdb::Status resumed = db.Resume();
+  over.set_value();
+  watch.join();
+  return FromRocks(resumed);
 }
 
 }  // namespace terrace

@@ -6,6 +6,7 @@
 #include <rocksdb/env.h>
 #include <rocksdb/options.h>
 
+#include <chrono>
 #include <cstdarg>
 #include <cstdint>
 #include <exception>
@@ -48,5 +49,10 @@ rocksdb::ColumnFamilyOptions RecordFamilyOptions(uint64_t reserve_bytes);
 rocksdb::DBOptions DatabaseOptions(uint64_t reserve_bytes, rocksdb::Env* env);
 // For reading much in order: nothing is kept in a cache, and the file is read ahead of the iterator.
 rocksdb::ReadOptions ScanOptions();
+
+// DB::Resume that ends. RocksDB 7.8 may wait in it for ever, for a flush that failed meanwhile and that
+// nobody does again: after `limit` its background work is told to look again, and after as long once more it
+// is ended for good: nothing is written then until the database is opened anew.
+Status ResumeWithin(rocksdb::DB& db, std::chrono::milliseconds limit);
 
 }  // namespace terrace
