@@ -125,7 +125,6 @@ Result<ScanPage> FrameStore::State::Scan(std::string_view text, size_t limit, Sc
       }
       if (!content && detail == ScanDetail::kContents) content = ContentOf(entry, object);
       page.objects.push_back({{entry.key, object.part}, core->MetaOf(entry, object, content)});
-      page.objects.back().meta.run_key = {};
     }
     cursor.parts_given = 0;
     return true;

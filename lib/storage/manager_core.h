@@ -319,7 +319,8 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
                  size_t view_index, StoreReport& report);
 
   // write_behind.cc
-  void EnqueueWrites(IndexEntry& entry, ObjectPart part, const BufferRef& buffer, const ObjectMeta& meta,
+  // Of `meta` all but the run's key, which only these writes need.
+  void EnqueueWrites(IndexEntry& entry, ObjectPart part, const BufferRef& buffer, ObjectMeta meta,
                      uint64_t ticket);
   void PumpWrites(size_t tier);
   std::vector<std::shared_ptr<WriteJob>> TakeWrites(size_t tier);

@@ -269,7 +269,6 @@ ObjectMeta ManagerCore::MetaOf(const IndexEntry& entry, const ObjectPresence& ob
   meta.frame_bytes = object.frame_bytes();
   meta.payload_bytes = object.payload_bytes;
   meta.division = object.division;
-  meta.run_key = RunKeyOf(entry, object.part);
   if (const auto marks = marks_.find({entry.key, object.part}); marks != marks_.end()) {
     meta.priority = marks->second.priority;
     meta.expiry = marks->second.expiry;

@@ -227,8 +227,7 @@ void ManagerCore::CompleteTiers(IndexEntry& entry, const ObjectPresence& object)
   Result<FrameHeader> header = ParseFrameHeader(buffer.frame());
   TERRACE_CHECK(header.ok()) << "a published frame lost its header";
   auto content = std::make_shared<const ChunkContent>(std::move(header->content));
-  const ObjectMeta meta = MetaOf(entry, object, std::move(content));
-  EnqueueWrites(entry, object.part, buffer, meta, next_id_++);
+  EnqueueWrites(entry, object.part, buffer, MetaOf(entry, object, std::move(content)), next_id_++);
 }
 
 void ManagerCore::Abandon(const ObjectId& id, uint64_t store_id) {
@@ -330,8 +329,8 @@ bool ManagerCore::PlaceFrame(const FinalFrame& frame, Evictions& evictions) {
     EvictSuperseded(entry, 0, evictions);
   }
   SetWriting(entry, part, 0, 0xff);
-  const ObjectMeta meta = MetaOf(entry, *entry.Find(part), std::move(content));
-  EnqueueWrites(entry, part, frame.buffer, meta, frame.ticket);
+  EnqueueWrites(entry, part, frame.buffer, MetaOf(entry, *entry.Find(part), std::move(content)),
+                frame.ticket);
   if (entry.Find(part)->writing == 0) pool_->Settle(frame.buffer);
   if (entry.Find(part)->is_gone()) {
     DropCounter("no_tier")->Add();

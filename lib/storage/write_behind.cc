@@ -12,11 +12,12 @@ uint64_t JobBytes(const WriteJob& job) { return kTierPageBytes + job.meta.frame_
 
 }  // namespace
 
-void ManagerCore::EnqueueWrites(IndexEntry& entry, ObjectPart part, const BufferRef& buffer,
-                                const ObjectMeta& meta, uint64_t ticket) {
+void ManagerCore::EnqueueWrites(IndexEntry& entry, ObjectPart part, const BufferRef& buffer, ObjectMeta meta,
+                                uint64_t ticket) {
   for (size_t t = HasHostTier() ? 1 : 0; t < tiers_.size(); ++t) {
     const ObjectPresence& object = *entry.Find(part);
     if ((object.tiers | object.writing) & TierBit(t)) continue;
+    if (meta.run_key == ChunkKey{}) meta.run_key = RunKeyOf(entry, part);
     auto job = std::make_shared<WriteJob>();
     job->id = {entry.key, part};
     job->frame = buffer;
