@@ -15,6 +15,7 @@
 #include "tests/conformance/kept_backend.h"
 #include "tests/conformance/wire_header.h"
 #include "tests/support/fault_backend.h"
+#include "tests/support/temporary_directory.h"
 
 namespace terrace {
 namespace {
@@ -35,27 +36,13 @@ BackendFixture KeptFixture() {
   return fixture;
 }
 
-// A directory of its own, gone with the fixture.
-struct TemporaryDirectory {
-  explicit TemporaryDirectory(const std::filesystem::path& parent) {
-    std::string name = (parent / "terrace-conformance-XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr) DieOfBadResult(UnavailableError("no temporary directory: " + name));
-    path = name;
-  }
-  ~TemporaryDirectory() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path, ignored);
-  }
-  std::filesystem::path path;
-};
-
 BackendFixture NvmeFixtureIn(const std::filesystem::path& parent, IoEngineKind engine,
                              const std::vector<EncryptionKey>& keys = {}) {
   BackendFixture fixture;
   auto directory = std::make_shared<TemporaryDirectory>(parent);
   fixture.make = [directory, engine, keys](uint64_t capacity_bytes) {
     NvmeOptions options;
-    options.directory = (directory->path / "tier").string();
+    options.directory = *directory / "tier";
     options.capacity_bytes = capacity_bytes;
     options.segment_bytes = uint64_t{16} << 20;
     options.prepare_ahead_bytes = uint64_t{4} << 20;
@@ -114,11 +101,11 @@ BackendFixture EncryptedNvmeFixture() {
 // Two directories as one, with space written ahead of use.
 BackendFixture NvmeStripeFixture() {
   BackendFixture fixture = NvmeFixture();
-  auto directory = std::make_shared<TemporaryDirectory>(std::filesystem::temp_directory_path());
+  auto directory = std::make_shared<TemporaryDirectory>();
   fixture.make = [directory](uint64_t capacity_bytes) {
     NvmeOptions options;
-    options.directory = (directory->path / "tier").string();
-    options.more_directories = {(directory->path / "other").string()};
+    options.directory = *directory / "tier";
+    options.more_directories = {*directory / "other"};
     options.capacity_bytes = capacity_bytes;
     options.segment_bytes = uint64_t{16} << 20;
     options.prepare_ahead_bytes = uint64_t{8} << 20;

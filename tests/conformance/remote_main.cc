@@ -3,8 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <filesystem>
 #include <string>
 
 #include "connectors/server/cache_server.h"
@@ -13,6 +11,7 @@
 #include "tests/conformance/conformance.h"
 #include "tests/conformance/fault_test.h"
 #include "tests/conformance/wire_header.h"
+#include "tests/support/temporary_directory.h"
 #include "tests/support/tls_identity.h"
 
 namespace terrace {
@@ -42,9 +41,6 @@ Status WriteFirstChunk(ObjectId& id, ObjectMeta& meta, MutableBytes frame) {
 class ServerPlace {
  public:
   explicit ServerPlace(Way way) : way_(way) {
-    std::string name = (std::filesystem::temp_directory_path() / "terrace-remote-XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr) DieOfBadResult(UnavailableError("no temporary directory: " + name));
-    folder_ = name;
     if (way.over_tls) identity_ = MakeTlsIdentity();
   }
   ~ServerPlace() {
@@ -53,8 +49,6 @@ class ServerPlace {
       const Status closed = namespaces_->Close(Clock::Real()->Now() + std::chrono::minutes(1));
       EXPECT_TRUE(closed.ok()) << closed.ToString();
     }
-    std::error_code ignored;
-    std::filesystem::remove_all(folder_, ignored);
   }
 
   Result<std::unique_ptr<Backend>> MakeClient(uint64_t capacity_bytes) {
@@ -104,7 +98,7 @@ class ServerPlace {
   }
 
   const Way way_;
-  std::filesystem::path folder_;
+  const TemporaryDirectory folder_;  // gone after what lies in it
   TlsIdentity identity_;
   std::shared_ptr<server::NamespaceMap> namespaces_;
   std::unique_ptr<server::CacheServer> server_;

@@ -12,9 +12,9 @@
 #include "terrace/nvme_backend.h"
 #include "terrace/token_hasher.h"
 #include "tests/model/step_backend.h"
-#include "tests/model/temporary_directory.h"
 #include "tests/support/manager_fixture.h"
 #include "tests/support/step_executor.h"
+#include "tests/support/temporary_directory.h"
 
 namespace terrace {
 namespace {
@@ -62,7 +62,7 @@ void StoreSlowly(StorageManager& manager, const ChunkKey& root, const std::vecto
 
 TEST(ContractTest, APrefixOfTwiceTheHostTierComesFromTheNvmeTier) {
   TemporaryDirectory directory;
-  const auto manager = OpenOverNvme(directory.path(), 8 << 20);
+  const auto manager = OpenOverNvme(directory / "cache", 8 << 20);
   const ChunkKey root = *manager->Root(TestSpec());
   const std::vector<Token> prompt = TestTokens(16 * kTestChunk);
   StoreSlowly(*manager, root, prompt);
@@ -77,7 +77,7 @@ TEST(ContractTest, APrefixOfTwiceTheHostTierComesFromTheNvmeTier) {
 // Two loads of twice the host tier, in one thread by turns, each with a chunk in its hand.
 TEST(ContractTest, TwoLoadsByTurnsDoNotWaitForEachOther) {
   TemporaryDirectory directory;
-  const auto manager = OpenOverNvme(directory.path(), 8 << 20);
+  const auto manager = OpenOverNvme(directory / "cache", 8 << 20);
   const ChunkKey root = *manager->Root(TestSpec());
   const std::vector<Token> prompt = TestTokens(16 * kTestChunk);
   const std::vector<Token> other = TestTokens(16 * kTestChunk, 2);
@@ -272,7 +272,7 @@ SystemUse MeasureSystemUse() {
 TEST(ContractTest, OpenAndCloseLeaveNothingOfTheSystemBehind) {
   TemporaryDirectory directory;
   const auto open_and_close = [&] {
-    const auto manager = OpenOverNvme(directory.path(), 4 << 20);
+    const auto manager = OpenOverNvme(directory / "cache", 4 << 20);
     const ChunkKey root = *manager->Root(TestSpec());
     const std::vector<Token> prompt = TestTokens(kTestChunk);
     StorePrompt(*manager, root, prompt, {0, prompt.size()}, [](TokenRange, ObjectPart) { return kPayload; });

@@ -12,9 +12,9 @@
 #include "terrace/token_hasher.h"
 #include "tests/model/model_payload.h"
 #include "tests/model/save_history.h"
-#include "tests/model/temporary_directory.h"
 #include "tests/support/fault_backend.h"
 #include "tests/support/manager_fixture.h"
+#include "tests/support/temporary_directory.h"
 
 namespace terrace {
 namespace {
@@ -231,7 +231,7 @@ TEST(ThreadsTest, AbandonedStoresLeaveNothingBehind) {
 TEST(ThreadsTest, TheSameOverTheNvmeTier) {
   TemporaryDirectory directory;
   SharedManager shared(*MakeNvmeBackend(
-      {.directory = directory.path(), .capacity_bytes = 48 << 20, .segment_bytes = 16 << 20}));
+      {.directory = directory / "cache", .capacity_bytes = 48 << 20, .segment_bytes = 16 << 20}));
   RunThreads(shared, 11, true);
 }
 

@@ -8,40 +8,13 @@
 #include "backends/remote/tests/bulk_ends.h"
 #include "backends/remote/tests/fake_server.h"
 #include "terrace/remote_backend.h"
+#include "tests/conformance/conformance_run.h"
 #include "tests/conformance/test_object.h"
 
 namespace terrace::remote {
 namespace {
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
-
-// A call made synchronous; a minute fails the test.
-template <typename Answer>
-class Waiting {
- public:
-  std::function<void(std::span<const Answer>)> Callback() {
-    return [state = state_](std::span<const Answer> answers) {
-      std::lock_guard lock(state->mutex);
-      state->answers.assign(answers.begin(), answers.end());
-      ++state->calls;
-      state->came.notify_all();
-    };
-  }
-  std::vector<Answer> Wait() {
-    std::unique_lock lock(state_->mutex);
-    EXPECT_TRUE(state_->came.wait_for(lock, std::chrono::minutes(1), [&] { return state_->calls > 0; }));
-    return state_->answers;
-  }
-
- private:
-  struct State {
-    std::mutex mutex;
-    std::condition_variable came;
-    int calls = 0;
-    std::vector<Answer> answers;
-  };
-  std::shared_ptr<State> state_ = std::make_shared<State>();
-};
 
 class RemoteTest : public testing::Test {
  protected:
@@ -65,7 +38,7 @@ class RemoteTest : public testing::Test {
             .ok());
   }
   std::vector<GetResult> Get(std::vector<GetOp> ops) {
-    Waiting<GetResult> waiting;
+    Completion<GetResult> waiting;
     backend_->Get(std::move(ops), waiting.Callback());
     return waiting.Wait();
   }
@@ -73,12 +46,12 @@ class RemoteTest : public testing::Test {
     return Get({GetOpOf(object, std::move(dst))}).at(0);
   }
   std::vector<Status> Put(std::vector<PutOp> ops) {
-    Waiting<Status> waiting;
+    Completion<Status> waiting;
     backend_->Put(std::move(ops), waiting.Callback());
     return waiting.Wait();
   }
   PrefixMatch Match(PrefixQuery query) {
-    Waiting<PrefixMatch> waiting;
+    Completion<PrefixMatch> waiting;
     backend_->Match(std::move(query), [call = waiting.Callback()](const PrefixMatch& match) {
       call({&match, 1});
     });
@@ -224,7 +197,7 @@ TEST_F(RemoteTest, AServerThatNeverAnswersCostsTheDeadline) {
   GetOp cancelled = GetOpOf(object, dst);
   cancelled.cancel = std::make_shared<std::atomic<bool>>(false);
   const CancelFlag flag = cancelled.cancel;
-  Waiting<GetResult> waiting;
+  Completion<GetResult> waiting;
   std::vector<GetOp> ops;
   ops.push_back(std::move(cancelled));
   backend_->Get(std::move(ops), waiting.Callback());

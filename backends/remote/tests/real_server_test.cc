@@ -4,9 +4,8 @@
 #include <atomic>
 #include <cstring>
 #include <filesystem>
-#include <future>
 
-#include "backends/remote/tests/fake_server.h"
+#include "connectors/server/tests/backend_calls.h"
 #include "connectors/server/tests/service_fixture.h"
 #include "terrace/remote_backend.h"
 #include "tests/conformance/test_object.h"
@@ -25,10 +24,11 @@ struct Way {
 
 void PrintTo(const Way& way, std::ostream* out) { *out << way.name; }
 
+constexpr Duration kLimit = std::chrono::minutes(2);
+
 class RealServerTest : public ServiceTest, public testing::WithParamInterface<Way> {
  protected:
   void SetUp() override {
-    remote::KeepGrpcUp();
     folder_ = std::filesystem::path(testing::TempDir()) / ("terrace-real-" + std::to_string(getpid()));
     std::filesystem::create_directories(folder_);
     options.unix_path = folder_ / "s";
@@ -58,52 +58,24 @@ class RealServerTest : public ServiceTest, public testing::WithParamInterface<Wa
     std::filesystem::remove_all(folder_);
   }
 
-  // A call made synchronous.
-  template <typename Answer, typename Call>
-  static std::vector<Answer> Await(const Call& call) {
-    auto promise = std::make_shared<std::promise<std::vector<Answer>>>();
-    std::future<std::vector<Answer>> future = promise->get_future();
-    call([promise](std::span<const Answer> answers) {
-      promise->set_value({answers.begin(), answers.end()});
-    });
-    if (future.wait_for(std::chrono::minutes(2)) == std::future_status::ready) return future.get();
-    ADD_FAILURE() << "no completion";
-    return {};
-  }
   std::vector<Status> Put(const std::vector<TestChunk>& chunks) {
     std::vector<PutOp> ops;
     for (const TestChunk& chunk : chunks) {
-      BufferRef frame = MakeTestBuffer(chunk.frame.size());
-      std::memcpy(frame.mutable_frame().data(), chunk.frame.data(), chunk.frame.size());
-      ops.push_back({.id = chunk.id, .frame = std::move(frame), .meta = chunk.meta});
+      ops.push_back(PutOpOf(chunk, MakeTestBuffer(chunk.frame.size())));
     }
-    return Await<Status>([&](PutDone done) { backend_->Put(std::move(ops), std::move(done)); });
+    return Await<Status>(kLimit, [&](PutDone done) { backend_->Put(std::move(ops), std::move(done)); });
   }
   std::vector<GetResult> Get(std::vector<GetOp> ops) {
-    return Await<GetResult>([&](GetDone done) { backend_->Get(std::move(ops), std::move(done)); });
+    return Await<GetResult>(kLimit, [&](GetDone done) { backend_->Get(std::move(ops), std::move(done)); });
   }
   Status Simple(const std::function<void(StatusDone)>& call) {
-    const auto answers = Await<Status>([&](const auto& done) {
+    const auto answers = Await<Status>(kLimit, [&](const auto& done) {
       call([done](const Status& status) { done(std::span<const Status>(&status, 1)); });
     });
     return answers.empty() ? InternalError("none") : answers[0];
   }
   static bool Holds(const BufferRef& dst, const TestChunk& chunk) {
     return std::memcmp(dst.frame().data(), chunk.frame.data(), chunk.frame.size()) == 0;
-  }
-  static PrefixQuery QueryOf(const std::vector<TestChunk>& chunks) {
-    PrefixQuery query;
-    query.root = TestRoot().root;
-    query.parent = query.root;
-    query.tokens_per_chunk = kChunkTokens;
-    query.parts = {{0, 0}};
-    query.lease = std::chrono::seconds(10);
-    for (const TestChunk& chunk : chunks) {
-      query.keys.push_back(chunk.id.key);
-      const auto& tokens = chunk.meta.content->tokens;
-      query.content.tokens.insert(query.content.tokens.end(), tokens.begin(), tokens.end());
-    }
-    return query;
   }
 
   std::filesystem::path folder_;
@@ -147,10 +119,7 @@ TEST_P(RealServerTest, EveryOperation) {
   EXPECT_EQ(std::memcmp(dsts[3].frame().data(), chunks[1].frame.data(), 4096), 0);
   EXPECT_EQ(std::memcmp(dsts[3].frame().data() + 4096, chunks[1].frame.data() + kMiB, 8192), 0);
 
-  const auto match = Await<PrefixMatch>([&](const auto& done) {
-    backend_->Match(QueryOf(chunks),
-                    [done](const PrefixMatch& m) { done(std::span<const PrefixMatch>(&m, 1)); });
-  });
+  const auto match = AwaitMatch(*backend_, kLimit, QueryOf(chunks));
   ASSERT_TRUE(match.at(0).status.ok()) << match[0].status.ToString();
   EXPECT_EQ(match[0].matched_tokens, 3 * kChunkTokens);
   EXPECT_EQ(match[0].chunks.at(2).frame_bytes, chunks[2].frame.size());
@@ -165,7 +134,7 @@ TEST_P(RealServerTest, EveryOperation) {
   ASSERT_TRUE(page.ok()) << page.status().ToString();
   EXPECT_EQ(page->objects.size(), 3u);
 
-  const auto erased = Await<Status>([&](EraseDone done) {
+  const auto erased = Await<Status>(kLimit, [&](EraseDone done) {
     backend_->Erase({absent.id, chunks[2].id}, EraseMode::kErase, std::move(done));
   });
   EXPECT_EQ(erased.at(0).code(), StatusCode::kNotFound);

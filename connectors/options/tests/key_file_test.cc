@@ -8,6 +8,8 @@
 #include <filesystem>
 #include <fstream>
 
+#include "tests/support/temporary_directory.h"
+
 namespace terrace::options {
 namespace {
 
@@ -55,23 +57,14 @@ TEST(KeyFileTest, EveryErrorIsInOneMessageWithItsLine) {
 
 class KeyFileOnDiskTest : public ::testing::Test {
  protected:
-  KeyFileOnDiskTest() {
-    std::string name = (std::filesystem::temp_directory_path() / "terrace-keys-XXXXXX").string();
-    EXPECT_NE(mkdtemp(name.data()), nullptr);
-    root_ = name;
-  }
-  ~KeyFileOnDiskTest() override {
-    std::error_code ignored;
-    std::filesystem::remove_all(root_, ignored);
-  }
   std::string Write(const std::string& text, mode_t mode) const {
-    const std::string path = (root_ / "keys").string();
+    const std::string path = root_ / "keys";
     std::filesystem::remove(path);
     std::ofstream(path) << text;
     EXPECT_EQ(chmod(path.c_str(), mode), 0);
     return path;
   }
-  std::filesystem::path root_;
+  const TemporaryDirectory root_;
 };
 
 TEST_F(KeyFileOnDiskTest, OnlyItsOwnerMayUseIt) {
@@ -88,12 +81,12 @@ TEST_F(KeyFileOnDiskTest, OnlyItsOwnerMayUseIt) {
 }
 
 TEST_F(KeyFileOnDiskTest, WhatIsNoKeyFileIsNamed) {
-  EXPECT_EQ(ReadKeyFile((root_ / "none").string()).status().code(), StatusCode::kNotFound);
-  EXPECT_EQ(ReadKeyFile(root_.string()).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(ReadKeyFile(root_ / "none").status().code(), StatusCode::kNotFound);
+  EXPECT_EQ(ReadKeyFile(root_.path().string()).status().code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(ReadKeyFile("/dev/null").status().code(), StatusCode::kInvalidArgument);
   const Status loop = [&] {
     std::filesystem::create_symlink(root_ / "loop", root_ / "loop");
-    return ReadKeyFile((root_ / "loop").string()).status();
+    return ReadKeyFile(root_ / "loop").status();
   }();
   EXPECT_EQ(loop.code(), StatusCode::kInvalidArgument) << loop.ToString();
   const Status wrong = ReadKeyFile(Write("1 abc\n", 0600)).status();

@@ -11,7 +11,6 @@ class CertificateTest : public ServiceTest {
   // A server that shows `shown` and takes clients of `client_roots` alone; empty: any.
   void StartWith(const TlsIdentity& shown, const std::string& client_roots) {
     options.tls = {shown.certificate, shown.key, client_roots};
-    AddRemoteToken(entries);
     Start();
   }
   RemoteOptions Options(const std::string& roots, const TlsIdentity* shown, RemotePath path) const {

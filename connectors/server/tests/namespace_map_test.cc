@@ -12,6 +12,7 @@
 
 #include "connectors/server/namespace_opener.h"
 #include "connectors/server/session_table.h"
+#include "tests/support/temporary_directory.h"
 
 namespace terrace::server {
 namespace {
@@ -136,9 +137,6 @@ TEST(NamespaceDirectoryTest, EveryNameHasOneOfItsOwn) {
 class OpenedNamespacesTest : public ::testing::Test {
  protected:
   OpenedNamespacesTest() {
-    std::string name = (std::filesystem::temp_directory_path() / "terrace-namespaces-XXXXXX").string();
-    EXPECT_NE(mkdtemp(name.data()), nullptr);
-    root_ = name;
     const PlaneSpec plane{.kind = PlaneKind::kK, .heads = 1, .head_dim = 8, .bytes_per_token = 16};
     spec_.model_id = "synthetic";
     spec_.payload_form = PayloadForm::kCanonical;
@@ -146,14 +144,10 @@ class OpenedNamespacesTest : public ::testing::Test {
     spec_.layers = {LayerSpec{.planes = {plane}}};
     std::iota(prompt_.begin(), prompt_.end(), 1);
   }
-  ~OpenedNamespacesTest() override {
-    std::error_code ignored;
-    std::filesystem::remove_all(root_, ignored);
-  }
 
   OpenNamespace Opener(bool with_nvme) const {
     NamespaceOpenerOptions options;
-    if (with_nvme) options.nvme_dir = (root_ / "nvme").string();
+    if (with_nvme) options.nvme_dir = root_ / "nvme";
     return MakeNamespaceOpener(options);
   }
 
@@ -187,7 +181,7 @@ class OpenedNamespacesTest : public ::testing::Test {
     return chunk ? std::optional(chunk->payload()[0]) : std::nullopt;
   }
 
-  std::filesystem::path root_;
+  const TemporaryDirectory root_;
   KvSpec spec_;
   std::vector<Token> prompt_ = std::vector<Token>(512);
 };
@@ -208,8 +202,8 @@ TEST_F(OpenedNamespacesTest, AKeyOfOneIsAbsentInTheOther) {
   ASSERT_TRUE(a->manager->Clear().ok());
   EXPECT_EQ(FirstByte(*a), std::nullopt);
   EXPECT_EQ(FirstByte(*b), std::byte{0x22});
-  EXPECT_TRUE(std::filesystem::is_directory(root_ / "nvme" / "ns-a"));
-  EXPECT_TRUE(std::filesystem::is_directory(root_ / "nvme" / "ns-b"));
+  EXPECT_TRUE(std::filesystem::is_directory(root_ / "nvme/ns-a"));
+  EXPECT_TRUE(std::filesystem::is_directory(root_ / "nvme/ns-b"));
   EXPECT_TRUE(map.Close(kNoDeadline).ok());
 }
 
@@ -247,7 +241,7 @@ TEST_F(OpenedNamespacesTest, ADirectoryThatIsHeldSaysByWhom) {
 
 TEST_F(OpenedNamespacesTest, ADirectoryThatCannotBeMade) {
   NamespaceOpenerOptions options;
-  options.nvme_dir = (root_ / "absent" / "nvme").string();
+  options.nvme_dir = root_ / "absent/nvme";
   NamespaceMap map(MakeNamespaceOpener(options));
   const Status failed = map.Set({{"a", 16 * kMiB, 128 * kMiB}});
   EXPECT_EQ(failed.code(), StatusCode::kUnavailable);

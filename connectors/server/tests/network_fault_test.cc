@@ -12,7 +12,6 @@ constexpr uint64_t kMiB = uint64_t{1} << 20;
 class NetworkFaultTest : public ServiceTest, public testing::WithParamInterface<RemotePath> {
  protected:
   void SetUp() override {
-    AddRemoteToken(entries);
     Start();
     Client client = ClientOf("alice");
     ASSERT_TRUE(client.Open({v1::DATA_PATH_BULK}).ok());

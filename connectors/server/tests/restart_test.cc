@@ -2,7 +2,7 @@
 // engine that goes on: right bytes or a miss, in time, and found again by itself.
 #include "connectors/server/namespace_opener.h"
 #include "connectors/server/tests/stress_fixture.h"
-#include "tests/model/temporary_directory.h"
+#include "tests/support/temporary_directory.h"
 
 namespace terrace::server {
 namespace {
@@ -13,7 +13,7 @@ constexpr uint64_t kMiB = uint64_t{1} << 20;
 class RestartTest : public testing::TestWithParam<RemotePath> {
  protected:
   void Begin() {
-    namespaces_ = std::make_shared<NamespaceMap>(MakeNamespaceOpener({.nvme_dir = directory_.path(),
+    namespaces_ = std::make_shared<NamespaceMap>(MakeNamespaceOpener({.nvme_dir = directory_ / "cache",
                                                                       .keys = {},
                                                                       .share_pool = false,
                                                                       .executor = nullptr,

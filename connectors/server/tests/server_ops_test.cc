@@ -19,6 +19,7 @@
 #include "connectors/server/json_log_sink.h"
 #include "connectors/server/metrics_endpoint.h"
 #include "connectors/server/tls_files.h"
+#include "tests/support/temporary_directory.h"
 #include "tests/support/tls_identity.h"
 
 namespace terrace::server {
@@ -153,17 +154,8 @@ TEST(MetricsEndpointTest, ALargeAnswerArrivesWhole) {
 
 class TlsFilesTest : public ::testing::Test {
  protected:
-  TlsFilesTest() {
-    std::string name = (std::filesystem::temp_directory_path() / "terrace-tls-XXXXXX").string();
-    EXPECT_NE(mkdtemp(name.data()), nullptr);
-    root_ = name;
-    Make("right", -3600, 3600);
-  }
-  ~TlsFilesTest() override {
-    std::error_code ignored;
-    std::filesystem::remove_all(root_, ignored);
-  }
-  std::string Path(const std::string& name) const { return (root_ / name).string(); }
+  TlsFilesTest() { Make("right", -3600, 3600); }
+  std::string Path(const std::string& name) const { return root_ / name; }
 
   // NAME.crt and NAME.key: self-signed, valid between these seconds from now.
   void Make(const std::string& name, long from, long until) const {
@@ -179,7 +171,7 @@ class TlsFilesTest : public ::testing::Test {
     return std::string(mistakes.ToStatus().message());
   }
 
-  std::filesystem::path root_;
+  const TemporaryDirectory root_;
 };
 
 TEST_F(TlsFilesTest, AreReadAsTheyAre) {

@@ -17,6 +17,7 @@
 #include "proto/terrace/v1/cache.grpc.pb.h"
 #include "terrace/host_backend.h"
 #include "terrace/token_hasher.h"
+#include "tests/support/eventually.h"
 
 namespace terrace::server {
 
@@ -30,17 +31,6 @@ inline std::string Sha256(const std::string& text) {
 
 inline std::string BytesOf(const Digest& digest) {
   return {reinterpret_cast<const char*>(digest.bytes.data()), digest.bytes.size()};
-}
-
-// Whether it comes true within a time that is never needed.
-template <typename Condition>
-bool Eventually(const Condition& condition) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-  while (!condition()) {
-    if (std::chrono::steady_clock::now() > end) return false;
-    std::this_thread::yield();
-  }
-  return true;
 }
 
 // A chunk of a prompt with its frame, as an engine's side makes it.

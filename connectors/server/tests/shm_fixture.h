@@ -19,6 +19,7 @@
 #include "connectors/server/shm_listener.h"
 #include "connectors/server/tests/shm_digest.h"
 #include "terrace/token_hasher.h"
+#include "tests/support/eventually.h"
 #include "tests/support/manager_fixture.h"
 
 extern char** environ;
@@ -34,17 +35,6 @@ std::string ToHex(const std::array<std::byte, kBytes>& bytes) {
     text += digits.data();
   }
   return text;
-}
-
-// Whether it comes true within a time that is never needed.
-template <typename Condition>
-bool Eventually(const Condition& condition) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-  while (!condition()) {
-    if (std::chrono::steady_clock::now() > end) return false;
-    std::this_thread::yield();
-  }
-  return true;
 }
 
 // A published frame, as a test names it to a client.

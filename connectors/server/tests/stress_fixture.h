@@ -3,8 +3,8 @@
 
 #include <atomic>
 #include <cstring>
-#include <future>
 
+#include "connectors/server/tests/backend_calls.h"
 #include "connectors/server/tests/service_fixture.h"
 #include "terrace/remote_backend.h"
 #include "tests/conformance/test_object.h"
@@ -20,11 +20,6 @@ inline bool IsMiss(StatusCode code) {
   return code == StatusCode::kNotFound || code == StatusCode::kUnavailable ||
          code == StatusCode::kDeadlineExceeded || code == StatusCode::kCancelled ||
          code == StatusCode::kResourceExhausted || code == StatusCode::kFailedPrecondition;
-}
-
-// A token of alice's without spaces, as the remote backend wants them.
-inline void AddRemoteToken(std::vector<TenantEntry>& entries) {
-  entries.front().token_sha256.push_back(Sha256("token-of-alice"));
 }
 
 class StressClient {
@@ -53,13 +48,11 @@ class StressClient {
   bool Put(const std::vector<TestChunk>& chunks) {
     std::vector<PutOp> ops;
     for (const TestChunk& chunk : chunks) {
-      BufferRef frame = Buffer(chunk.frame.size());
-      std::memcpy(frame.mutable_frame().data(), chunk.frame.data(), chunk.frame.size());
-      ops.push_back({.id = chunk.id, .frame = std::move(frame), .meta = chunk.meta});
+      ops.push_back(PutOpOf(chunk, Buffer(chunk.frame.size())));
     }
     bool all = true;
     for (const Status& status :
-         Await<Status>([&](PutDone done) { backend_->Put(std::move(ops), std::move(done)); })) {
+         Await<Status>(kLimit, [&](PutDone done) { backend_->Put(std::move(ops), std::move(done)); })) {
       all = all && (status.ok() || status.code() == StatusCode::kAlreadyExists);
       const bool is_fair = status.ok() || status.code() == StatusCode::kAlreadyExists || MayFail(status);
       EXPECT_TRUE(is_fair) << status.ToString();
@@ -75,7 +68,7 @@ class StressClient {
       ops.push_back({.id = chunk.id, .dst = dsts.back()});
     }
     const auto results =
-        Await<GetResult>([&](GetDone done) { backend_->Get(std::move(ops), std::move(done)); });
+        Await<GetResult>(kLimit, [&](GetDone done) { backend_->Get(std::move(ops), std::move(done)); });
     size_t hits = 0;
     for (size_t i = 0; i < results.size(); ++i) {
       if (!results[i].status.ok()) {
@@ -89,21 +82,7 @@ class StressClient {
     return hits;
   }
   PrefixMatch Match(const std::vector<TestChunk>& chunks) {
-    PrefixQuery query;
-    query.root = TestRoot().root;
-    query.parent = query.root;
-    query.tokens_per_chunk = kChunkTokens;
-    query.parts = {{0, 0}};
-    query.lease = std::chrono::seconds(10);
-    for (const TestChunk& chunk : chunks) {
-      query.keys.push_back(chunk.id.key);
-      const auto& tokens = chunk.meta.content->tokens;
-      query.content.tokens.insert(query.content.tokens.end(), tokens.begin(), tokens.end());
-    }
-    const auto answers = Await<PrefixMatch>([&](const auto& done) {
-      backend_->Match(std::move(query),
-                      [done](const PrefixMatch& match) { done(std::span<const PrefixMatch>(&match, 1)); });
-    });
+    const auto answers = AwaitMatch(*backend_, kLimit, QueryOf(chunks));
     return answers.empty() ? PrefixMatch{} : answers[0];
   }
   Backend& backend() { return *backend_; }
@@ -124,17 +103,7 @@ class StressClient {
     buffers_.push_back(buffer);
     return buffer;
   }
-  template <typename Answer, typename Call>
-  static std::vector<Answer> Await(const Call& call) {
-    auto promise = std::make_shared<std::promise<std::vector<Answer>>>();
-    std::future<std::vector<Answer>> future = promise->get_future();
-    call([promise](std::span<const Answer> answers) {
-      promise->set_value({answers.begin(), answers.end()});
-    });
-    if (future.wait_for(kStressDeadline + kStressPatience) == std::future_status::ready) return future.get();
-    ADD_FAILURE() << "an operation outlived its deadline";
-    return {};
-  }
+  static constexpr Duration kLimit = kStressDeadline + kStressPatience;
 
   MetricRegistry metrics_;
   const std::shared_ptr<LogSink> log_ = MakeNullLogSink();

@@ -9,6 +9,7 @@
 #include <fstream>
 
 #include "connectors/server/tenant_table.h"
+#include "tests/support/temporary_directory.h"
 
 namespace terrace::server {
 namespace {
@@ -167,21 +168,13 @@ TEST(TokenFileTest, Quotas) {
 
 class TokenFileOnDiskTest : public ::testing::Test {
  protected:
-  TokenFileOnDiskTest() {
-    std::string name = (std::filesystem::temp_directory_path() / "terrace-tokens-XXXXXX").string();
-    EXPECT_NE(mkdtemp(name.data()), nullptr);
-    path_ = name + "/tokens";
-  }
-  ~TokenFileOnDiskTest() override {
-    std::error_code ignored;
-    std::filesystem::remove_all(std::filesystem::path(path_).parent_path(), ignored);
-  }
   std::string Error() const {
     Mistakes mistakes;
     ReadTenantFile(path_, kTotals, mistakes);
     return std::string(mistakes.ToStatus().message());
   }
-  std::string path_;
+  const TemporaryDirectory directory_;
+  const std::string path_ = directory_ / "tokens";
 };
 
 TEST_F(TokenFileOnDiskTest, IsItsOwnersAlone) {

@@ -379,7 +379,6 @@ TEST(NewerServerTest, AResultThatNobodyKnowsIsNoSuccess) {
 }
 
 TEST_F(VersionSkewTest, ADrainedServerIsAMissToTheRemoteTier) {
-  AddRemoteToken(entries);
   Start();
   RemoteOptions remote;
   remote.addresses = {server->addresses().front()};
