@@ -1,9 +1,6 @@
 #include <grpcpp/create_channel.h>
 #include <grpcpp/security/credentials.h>
 
-#include <system_error>
-#include <thread>
-
 #include "backends/remote/server_link.h"
 
 namespace terrace::remote {
@@ -55,21 +52,6 @@ std::string Target(const ServerAddress& address) {
 
 }  // namespace
 
-LinkChannel::~LinkChannel() {
-  auto end = [own_channel = std::move(channel), own_stub = std::move(stub), own_generic = std::move(generic),
-              own_ticket = std::move(ticket)]() mutable {
-    own_generic.reset();
-    own_stub.reset();
-    own_channel.reset();
-    own_ticket.reset();
-  };
-  try {
-    std::thread(std::move(end)).detach();
-  } catch (const std::system_error&) {
-    // No thread is to be had: it ends here, with `end`.
-  }
-}
-
 std::unique_ptr<grpc::ClientContext> LinkChannel::MakeContext(Duration limit) const {
   auto context = std::make_unique<grpc::ClientContext>();
   context->set_deadline(std::chrono::system_clock::now() +
@@ -82,7 +64,6 @@ std::shared_ptr<LinkChannel> MakeLinkChannel(const ServerAddress& address,
                                              const LinkEnvironment& environment) {
   const RemoteOptions& options = environment.options;
   auto link = std::make_shared<LinkChannel>();
-  link->ticket = environment.channels->Enter({});
   link->channel = grpc::CreateCustomChannel(Target(address), Credentials(address, options.tls),
                                             Arguments(address, options));
   link->stub = v1::Cache::NewStub(link->channel);

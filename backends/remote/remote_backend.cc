@@ -107,7 +107,6 @@ Status RemoteBackend::DoAttach(const BackendContext& context) {
   environment.ledger = std::make_shared<BufferLedger>(environment.options.inflight_bytes);
   environment.roots = std::make_shared<KnownRoots>();
   environment.operations = std::make_shared<OperationRegistry>();
-  environment.channels = std::make_shared<OperationRegistry>();
   environment.news = std::make_shared<FirstNews>();
   first_news_limit_ = std::chrono::steady_clock::now() + environment.options.connect_deadline;
   membership_ = std::make_shared<Membership>(environment_);
@@ -209,9 +208,7 @@ Status RemoteBackend::DoClose(TimePoint deadline) {
   environment_->timers->Stop();
   if (is_quiet) environment_->reactor.reset();
   links.clear();
-  membership_->Clear();
-  // gRPC's threads end with its last channel: not after the program, if it can be helped.
-  (void)environment_->channels->AwaitNone(now() + kSlack);
+  membership_->Clear();  // and with the links their channels
   if (is_free) return OkStatus();
   return DeadlineExceededError("remote: still held by gRPC or sockets: " + environment_->ledger->Describe());
 }

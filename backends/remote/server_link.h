@@ -65,7 +65,6 @@ struct LinkEnvironment {
   std::shared_ptr<BufferLedger> ledger;
   std::shared_ptr<KnownRoots> roots;
   std::shared_ptr<OperationRegistry> operations;
-  std::shared_ptr<OperationRegistry> channels;  // that have not ended
   std::shared_ptr<FirstNews> news;
 
   TimePoint DeadlineOf(TimePoint asked) const {
@@ -73,20 +72,12 @@ struct LinkEnvironment {
   }
 };
 
-// Channel and stubs; kept by calls in flight, whose callbacks may be the last to let go. gRPC 1.51 joins its
-// callback threads when the process's last channel ends, so that none may end on one of them: it would wait
-// for itself. They end on a thread of their own.
+// Channel and stubs; kept by calls in flight, whose callbacks may be the last to let go.
 struct LinkChannel {
-  LinkChannel() = default;
-  LinkChannel(const LinkChannel&) = delete;
-  LinkChannel& operator=(const LinkChannel&) = delete;
-  ~LinkChannel();
-
   std::shared_ptr<grpc::Channel> channel;
   std::unique_ptr<v1::Cache::Stub> stub;
   std::unique_ptr<grpc::GenericStub> generic;
-  std::string authorization;         // "Bearer ...", or empty
-  OperationRegistry::Ticket ticket;  // in LinkEnvironment::channels, until gRPC's channel has ended
+  std::string authorization;  // "Bearer ...", or empty
 
   std::unique_ptr<grpc::ClientContext> MakeContext(Duration limit) const;
 };

@@ -1,9 +1,10 @@
 #include "backends/remote/tests/fake_server.h"
 
-#include <grpc/grpc.h>
 #include <grpcpp/server_builder.h>
 
 #include <algorithm>
+
+#include "proto/grpc_lifetime.h"
 
 namespace terrace::remote {
 namespace {
@@ -18,11 +19,6 @@ v1::Result ResultOf(v1::ResultCode code) {
 
 }  // namespace
 
-void KeepGrpcUp() {
-  static const bool is_up = (grpc_init(), true);
-  (void)is_up;
-}
-
 TestEnvironment::TestEnvironment() : shared(std::make_shared<LinkEnvironment>()) {
   shared->clock = Clock::Real();
   shared->metrics = &metrics;
@@ -32,14 +28,13 @@ TestEnvironment::TestEnvironment() : shared(std::make_shared<LinkEnvironment>())
   shared->ledger = std::make_shared<BufferLedger>(shared->options.inflight_bytes);
   shared->roots = std::make_shared<KnownRoots>();
   shared->operations = std::make_shared<OperationRegistry>();
-  shared->channels = std::make_shared<OperationRegistry>();
   shared->news = std::make_shared<FirstNews>();
 }
 
 TestEnvironment::~TestEnvironment() { shared->timers->Stop(); }
 
 FakeServer::FakeServer() {
-  KeepGrpcUp();
+  HoldGrpc();
   Listen();
 }
 

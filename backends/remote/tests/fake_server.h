@@ -16,9 +16,6 @@
 
 namespace terrace::remote {
 
-// gRPC stays up until the program ends: each time that its last user goes it waits up to 10 s for a poller.
-void KeepGrpcUp();
-
 // What links and membership need, with a real clock and no servers.
 struct TestEnvironment {
   TestEnvironment();
