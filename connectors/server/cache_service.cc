@@ -18,12 +18,7 @@ class CacheService final : public Generated {
 
   Unary* OpenSession(Context* context, const v1::OpenSessionRequest* request,
                      v1::OpenSessionResponse* response) override {
-    const CallRef call = std::make_shared<PendingCall>(service_, context, "OpenSession");
-    Unary* reactor = call->reactor();
-    if (call->Admit(Right::kNone, nullptr)) {
-      call->Guarded([&] { server::OpenSession({service_, *request, *response, call}); });
-    }
-    return reactor;
+    return Inline("OpenSession", Right::kNone, context, *request, *response, server::OpenSession);
   }
   Unary* CloseSession(Context* context, const v1::CloseSessionRequest* request,
                       v1::CloseSessionResponse* response) override {
@@ -103,7 +98,9 @@ class CacheService final : public Generated {
                 Handler<Request, Response> handler) {
     const CallRef call = std::make_shared<PendingCall>(service_, context, method);
     Unary* reactor = call->reactor();
-    if (call->Admit(right, &request.session_id())) {
+    const std::string* session = nullptr;  // OpenSession alone has none yet
+    if constexpr (requires { request.session_id(); }) session = &request.session_id();
+    if (call->Admit(right, session)) {
       call->Guarded([&] { handler({service_, request, response, call}); });
     }
     return reactor;
