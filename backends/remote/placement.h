@@ -1,6 +1,6 @@
-// Placement: which of several servers has which chunks. A run of chunks (RunBegin, RunEnd) lies on one server (on
-// `replicas`), found by rendezvous hashing of the key of its first chunk: a server that comes or goes moves
-// only the runs that are, or were, its own.
+// Placement: which of several servers has which chunks. A run of chunks (RunBegin, RunEnd) lies on one server
+// (on `replicas`), found by rendezvous hashing of the key of its first chunk: a server that comes or goes
+// moves only the runs that are, or were, its own.
 //
 //   server word = first 8 bytes, little-endian, of SHA-256(address as configured)
 //   key word    = first 8 bytes, little-endian, of the run's key

@@ -1,5 +1,5 @@
-// PutOrder: what has to wait for puts in flight: an erase for those of its objects, clear and flush for all, a
-// put's commit for the earlier puts of its objects' parents, which a server wants first.
+// PutOrder: what has to wait for puts in flight: an erase for those of its objects, clear and flush for all,
+// a put's commit for the earlier puts of its objects' parents, which a server wants first.
 //
 // Threads: every call from every thread. What waited runs on the thread that ended the last put, without a
 // lock, or inside After where nothing is in flight.

@@ -31,7 +31,7 @@ Status Errno(const std::string& what) { return UnavailableError(what + ": " + st
 struct Answer {
   std::array<std::byte, kShmWelcomeBytes> welcome;
   size_t received = 0;
-  std::array<OwnedFd, kNumDescriptors> descriptors;
+  std::array<FileDescriptor, kNumDescriptors> descriptors;
   size_t num_descriptors = 0;
 };
 
@@ -44,7 +44,7 @@ bool TakeDescriptors(msghdr& message, Answer& answer) {
     for (size_t i = 0; i < count; ++i) {
       int fd = -1;
       std::memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof(fd));
-      OwnedFd owned(fd);
+      FileDescriptor owned(fd);
       good &= answer.num_descriptors < kNumDescriptors;
       if (good) answer.descriptors[answer.num_descriptors++] = std::move(owned);
     }
@@ -75,14 +75,14 @@ Status ReceiveSome(int socket, TimePoint deadline, Answer& answer) {
   return OkStatus();
 }
 
-Result<OwnedFd> ConnectTo(const std::string& path) {
+Result<FileDescriptor> ConnectTo(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.empty() || path.size() >= sizeof(address.sun_path)) {
     return DataLossError("shm: the server names no socket");
   }
   std::memcpy(address.sun_path, path.data(), path.size());
-  OwnedFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  FileDescriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   // A Unix socket connects at once or not at all: EAGAIN is a full queue.
   if (!socket || connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
     return Errno("connecting to " + path);
@@ -108,7 +108,7 @@ Status CheckCode(const ShmWelcome& welcome) {
 
 }  // namespace
 
-Result<MappedFile> MappedFile::Map(OwnedFd file, uint64_t bytes, Access access) {
+Result<MappedFile> MappedFile::Map(FileDescriptor file, uint64_t bytes, Access access) {
   int seals = F_SEAL_SHRINK;
   if (access == Access::kRead) seals |= F_SEAL_GROW | F_SEAL_FUTURE_WRITE;
   const int found = fcntl(file.get(), F_GET_SEALS);

@@ -12,7 +12,7 @@
 #include <memory>
 #include <string>
 
-#include "lib/wire/owned_fd.h"
+#include "lib/wire/file_descriptor.h"
 #include "lib/wire/shm_message.h"
 #include "terrace/bytes.h"
 #include "terrace/status.h"
@@ -27,7 +27,7 @@ class MappedFile {
 
   // kDataLoss: no sealed memory file of `bytes`. kResourceExhausted: it cannot be mapped. For reading it has
   // to be sealed against writers that come later, too.
-  static Result<MappedFile> Map(OwnedFd file, uint64_t bytes, Access access);
+  static Result<MappedFile> Map(FileDescriptor file, uint64_t bytes, Access access);
 
   MappedFile() = default;
   MappedFile(MappedFile&& other) noexcept;
@@ -65,7 +65,7 @@ class ShmMapping {
  private:
   ShmMapping() = default;
 
-  OwnedFd socket_;
+  FileDescriptor socket_;
   MappedFile pool_;
   MappedFile generations_;
   MappedFile staging_;

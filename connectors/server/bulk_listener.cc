@@ -14,6 +14,7 @@
 #include "connectors/server/bulk_tls.h"
 #include "connectors/server/listen_address.h"
 #include "connectors/server/work_queue.h"
+#include "lib/wire/file_descriptor.h"
 
 namespace terrace::server {
 namespace {
@@ -25,27 +26,9 @@ constexpr size_t kTlsRecordHeader = 5;
 constexpr size_t kMaxPeek = 4096;
 constexpr size_t kMaxHandshakesWaiting = 64;
 
-class Fd {
- public:
-  explicit Fd(int fd = -1) : fd_(fd) {}
-  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Fd& operator=(Fd&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~Fd() {
-    if (fd_ >= 0) close(fd_);
-  }
-  int get() const { return fd_; }
-  int release() { return std::exchange(fd_, -1); }
-
- private:
-  int fd_;
-};
-
 // A socket that was accepted and has not said enough yet.
 struct Pending {
-  Fd fd;
+  FileDescriptor fd;
   bool over_tls = false;
   bool has_some = false;  // a part of the hello: polling would not wait any more
   TimePoint since;
@@ -74,16 +57,16 @@ class BulkListenerOverSockets final : public BulkListener {
       tls_ = std::move(*context);
     }
     if (!options_.tcp_host.empty()) {
-      const Result<int> fd = ListenTcp({options_.tcp_host, 0}, tcp_port_);
+      Result<FileDescriptor> fd = ListenTcp({options_.tcp_host, 0}, tcp_port_);
       if (!fd.ok()) return fd.status();
-      tcp_ = Fd(*fd);
+      tcp_ = *std::move(fd);
     }
     if (!options_.unix_path.empty()) {
-      const Result<int> fd = ListenUnix(options_.unix_path);
+      Result<FileDescriptor> fd = ListenUnix(options_.unix_path);
       if (!fd.ok()) return fd.status();
-      unix_ = Fd(*fd);
+      unix_ = *std::move(fd);
     }
-    wake_ = Fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    wake_ = FileDescriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (wake_.get() < 0) return ResourceExhaustedError("no descriptor for the bulk listener");
     acceptor_ = std::thread([this] {
       pthread_setname_np(pthread_self(), "tc-bulk-accept");
@@ -117,11 +100,11 @@ class BulkListenerOverSockets final : public BulkListener {
     }
   }
 
-  void Accept(const Fd& listening, bool over_tls) {
+  void Accept(const FileDescriptor& listening, bool over_tls) {
     if (listening.get() < 0) return;
     // So many per turn: those that wait already get theirs in between.
     for (size_t i = 0; i < options_.max_pending; ++i) {
-      Fd fd(accept4(listening.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      FileDescriptor fd(accept4(listening.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (fd.get() < 0) {
         if (errno != EAGAIN && errno != ECONNABORTED && errno != EINTR) {
           parts_.metrics->CountRefusal("bulk_accept");
@@ -171,7 +154,7 @@ class BulkListenerOverSockets final : public BulkListener {
     }
   }
 
-  void Handshake(Fd fd, bool over_tls) {
+  void Handshake(FileDescriptor fd, bool over_tls) {
     SslPtr ssl;
     if (over_tls) {
       ssl.reset(SSL_new(tls_.get()));
@@ -201,7 +184,7 @@ class BulkListenerOverSockets final : public BulkListener {
     if (!answered.ok() || !HandToReactor(session, std::move(fd), std::move(ssl))) session->BulkFailed();
   }
 
-  bool HandToReactor(const SessionRef& session, Fd fd, SslPtr ssl) {
+  bool HandToReactor(const SessionRef& session, FileDescriptor fd, SslPtr ssl) {
     // The connection may end before Add has returned it.
     struct Slot {
       std::mutex mutex;
@@ -248,9 +231,9 @@ class BulkListenerOverSockets final : public BulkListener {
   const BulkListenerOptions options_;
   const BulkListenerParts parts_;
   SslContextPtr tls_;
-  Fd tcp_;
-  Fd unix_;
-  Fd wake_;
+  FileDescriptor tcp_;
+  FileDescriptor unix_;
+  FileDescriptor wake_;
   uint16_t tcp_port_ = 0;
   std::vector<Pending> pending_;  // the acceptor's alone; oldest first
   std::atomic<bool> stopping_{false};

@@ -63,7 +63,7 @@ std::string FormatHostPort(const std::string& host, int port) {
   return (is_v6 ? "[" + host + "]" : host) + ":" + std::to_string(port);
 }
 
-Result<int> ListenTcp(const HostPort& address, uint16_t& port) {
+Result<FileDescriptor> ListenTcp(const HostPort& address, uint16_t& port) {
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
@@ -75,19 +75,14 @@ Result<int> ListenTcp(const HostPort& address, uint16_t& port) {
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> held(found, freeaddrinfo);
   Status last = UnavailableError("bulk address " + name + ": no address");
   for (const addrinfo* at = found; at != nullptr; at = at->ai_next) {
-    const int fd = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0) {
-      last = Failed("bulk address " + name);
-      continue;
-    }
+    FileDescriptor fd(socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     const int on = 1;
-    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-    if (bind(fd, at->ai_addr, at->ai_addrlen) == 0 && listen(fd, kBacklog) == 0) {
-      port = PortOf(fd);
+    if (fd) setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+    if (fd && bind(fd.get(), at->ai_addr, at->ai_addrlen) == 0 && listen(fd.get(), kBacklog) == 0) {
+      port = PortOf(fd.get());
       return fd;
     }
     last = Failed("bulk address " + name);
-    close(fd);
   }
   return last;
 }
@@ -102,30 +97,26 @@ Status ClearUnixPath(const std::string& path) {
   if (!S_ISSOCK(there.st_mode)) {
     return InvalidArgumentError("unix path \"" + path + "\": there is something that is no socket");
   }
-  const int probe = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (probe < 0) return Failed("unix path " + path);
-  const int connected = connect(probe, reinterpret_cast<const sockaddr*>(&*address), sizeof(*address));
+  const FileDescriptor probe(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!probe) return Failed("unix path " + path);
+  const int connected = connect(probe.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof(*address));
   const int why = errno;
-  close(probe);
   if (connected == 0 || why == EAGAIN)
     return UnavailableError("unix path " + path + ": somebody listens there");
   if (why != ECONNREFUSED) return UnavailableError("unix path " + path + ": " + std::strerror(why));
   return unlink(path.c_str()) == 0 || errno == ENOENT ? OkStatus() : Failed("unix path " + path);
 }
 
-Result<int> ListenUnix(const std::string& path) {
+Result<FileDescriptor> ListenUnix(const std::string& path) {
   if (const Status cleared = ClearUnixPath(path); !cleared.ok()) return cleared;
   const Result<sockaddr_un> address = UnixAddress(path);
-  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (fd < 0) return Failed("unix path " + path);
+  FileDescriptor fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   // The mode before anybody can connect: that takes listen.
-  if (bind(fd, reinterpret_cast<const sockaddr*>(&*address), sizeof(*address)) == 0 &&
-      chmod(path.c_str(), S_IRUSR | S_IWUSR) == 0 && listen(fd, kBacklog) == 0) {
+  if (fd && bind(fd.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof(*address)) == 0 &&
+      chmod(path.c_str(), S_IRUSR | S_IWUSR) == 0 && listen(fd.get(), kBacklog) == 0) {
     return fd;
   }
-  const Status failed = Failed("unix path " + path);
-  close(fd);
-  return failed;
+  return Failed("unix path " + path);
 }
 
 }  // namespace terrace::server

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "lib/wire/file_descriptor.h"
 #include "terrace/status.h"
 
 namespace terrace::server {
@@ -18,9 +19,9 @@ Result<HostPort> ParseHostPort(const std::string& address);
 std::string FormatHostPort(const std::string& host, int port);
 
 // A listening socket, non-blocking. kUnavailable: it cannot be bound.
-Result<int> ListenTcp(const HostPort& address, uint16_t& port);
+Result<FileDescriptor> ListenTcp(const HostPort& address, uint16_t& port);
 // With mode 0600.
-Result<int> ListenUnix(const std::string& path);
+Result<FileDescriptor> ListenUnix(const std::string& path);
 // Makes way at a path for a Unix socket: what a server that is gone left there is removed. kUnavailable:
 // somebody listens there; kInvalidArgument: too long, or there is something that is no socket.
 Status ClearUnixPath(const std::string& path);

@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "lib/wire/file_descriptor.h"
+
 namespace terrace::server {
 namespace {
 
@@ -24,21 +26,8 @@ constexpr int kBacklog = 16;
 constexpr std::chrono::milliseconds kAcceptPause(100);
 constexpr std::string_view kEnd = "\r\n\r\n";
 
-struct Descriptor {
-  explicit Descriptor(int number = -1) : fd(number) {}
-  Descriptor(Descriptor&& other) noexcept : fd(std::exchange(other.fd, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(fd, other.fd);
-    return *this;
-  }
-  ~Descriptor() {
-    if (fd >= 0) close(fd);
-  }
-  int fd;
-};
-
 struct Connection {
-  Descriptor socket;
+  FileDescriptor socket;
   SteadyClock::time_point deadline;
   std::string request;
   std::string answer;  // empty: the request is not whole yet
@@ -56,8 +45,8 @@ std::string Answer(std::string_view code, std::string_view type, std::string_vie
 std::string Refusal(std::string_view code) { return Answer(code, "text/plain", ""); }
 
 // A listening socket on 127.0.0.1.
-Result<Descriptor> Listen(uint16_t& port) {
-  Descriptor listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+Result<FileDescriptor> Listen(uint16_t& port) {
+  FileDescriptor listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   const int on = 1;
   sockaddr_in address{};
   address.sin_family = AF_INET;
@@ -65,9 +54,9 @@ Result<Descriptor> Listen(uint16_t& port) {
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t length = sizeof(address);
   auto* generic = reinterpret_cast<sockaddr*>(&address);
-  if (listener.fd < 0 || setsockopt(listener.fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0 ||
-      bind(listener.fd, generic, length) != 0 || listen(listener.fd, kBacklog) != 0 ||
-      getsockname(listener.fd, generic, &length) != 0) {
+  if (listener.get() < 0 || setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0 ||
+      bind(listener.get(), generic, length) != 0 || listen(listener.get(), kBacklog) != 0 ||
+      getsockname(listener.get(), generic, &length) != 0) {
     return UnavailableError("metrics_port: 127.0.0.1:" + std::to_string(port) +
                             " cannot be listened on: " + std::strerror(errno));
   }
@@ -77,7 +66,7 @@ Result<Descriptor> Listen(uint16_t& port) {
 
 class PollingEndpoint final : public MetricsEndpoint {
  public:
-  PollingEndpoint(MetricsEndpointOptions options, Descriptor listener, Descriptor end, uint16_t port)
+  PollingEndpoint(MetricsEndpointOptions options, FileDescriptor listener, FileDescriptor end, uint16_t port)
       : options_(std::move(options)),
         listener_(std::move(listener)),
         end_(std::move(end)),
@@ -87,7 +76,7 @@ class PollingEndpoint final : public MetricsEndpoint {
   ~PollingEndpoint() override {
     const uint64_t one = 1;
     // An eventfd at 0 takes it without blocking.
-    while (write(end_.fd, &one, sizeof(one)) < 0 && errno == EINTR) continue;
+    while (write(end_.get(), &one, sizeof(one)) < 0 && errno == EINTR) continue;
     thread_.join();
   }
 
@@ -96,13 +85,13 @@ class PollingEndpoint final : public MetricsEndpoint {
  private:
   void Run() {
     for (;;) {
-      std::vector<pollfd> fds = {{end_.fd, POLLIN, 0}};
+      std::vector<pollfd> fds = {{end_.get(), POLLIN, 0}};
       // While all places are taken, the kernel's backlog holds who comes.
       const bool accepts = connections_.size() < kMaxConnections && SteadyClock::now() >= accepts_again_;
-      fds.push_back({accepts ? listener_.fd : -1, POLLIN, 0});
+      fds.push_back({accepts ? listener_.get() : -1, POLLIN, 0});
       for (const Connection& connection : connections_) {
         const bool sends = !connection.answer.empty() && !connection.is_done;
-        fds.push_back({connection.socket.fd, static_cast<short>(sends ? POLLOUT : POLLIN), 0});
+        fds.push_back({connection.socket.get(), static_cast<short>(sends ? POLLOUT : POLLIN), 0});
       }
       if (poll(fds.data(), fds.size(), WaitMilliseconds()) < 0) continue;  // EINTR
       if (fds[0].revents != 0) return;
@@ -128,8 +117,8 @@ class PollingEndpoint final : public MetricsEndpoint {
   }
 
   void Accept(SteadyClock::time_point now) {
-    Descriptor socket(accept4(listener_.fd, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (socket.fd < 0) {
+    FileDescriptor socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (socket.get() < 0) {
       // No descriptor left: who waits stays readable, and this would spin.
       if (errno != EAGAIN && errno != ECONNABORTED) accepts_again_ = now + kAcceptPause;
       return;
@@ -146,7 +135,7 @@ class PollingEndpoint final : public MetricsEndpoint {
 
   bool Receive(Connection& connection) {
     char bytes[kMaxRequestBytes];
-    const ssize_t got = recv(connection.socket.fd, bytes, kMaxRequestBytes - connection.request.size(), 0);
+    const ssize_t got = recv(connection.socket.get(), bytes, kMaxRequestBytes - connection.request.size(), 0);
     if (got < 0) return errno == EAGAIN || errno == EINTR;
     if (got == 0) return false;
     connection.request.append(bytes, static_cast<size_t>(got));
@@ -159,18 +148,18 @@ class PollingEndpoint final : public MetricsEndpoint {
   }
 
   bool Send(Connection& connection) {
-    const ssize_t put = send(connection.socket.fd, connection.answer.data() + connection.sent,
+    const ssize_t put = send(connection.socket.get(), connection.answer.data() + connection.sent,
                              connection.answer.size() - connection.sent, MSG_NOSIGNAL);
     if (put < 0) return errno == EAGAIN || errno == EINTR;
     connection.sent += static_cast<size_t>(put);
     if (connection.sent < connection.answer.size()) return true;
     connection.is_done = true;
-    return shutdown(connection.socket.fd, SHUT_WR) == 0;
+    return shutdown(connection.socket.get(), SHUT_WR) == 0;
   }
 
   static bool Drop(Connection& connection) {
     char bytes[kMaxRequestBytes];
-    const ssize_t got = recv(connection.socket.fd, bytes, sizeof(bytes), 0);
+    const ssize_t got = recv(connection.socket.get(), bytes, sizeof(bytes), 0);
     return got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR));
   }
 
@@ -194,8 +183,8 @@ class PollingEndpoint final : public MetricsEndpoint {
   }
 
   const MetricsEndpointOptions options_;
-  const Descriptor listener_;
-  const Descriptor end_;
+  const FileDescriptor listener_;
+  const FileDescriptor end_;
   const uint16_t port_;
   std::vector<Connection> connections_;  // of the thread alone, as is the next
   SteadyClock::time_point accepts_again_;
@@ -206,10 +195,10 @@ class PollingEndpoint final : public MetricsEndpoint {
 
 Result<std::unique_ptr<MetricsEndpoint>> MetricsEndpoint::Start(MetricsEndpointOptions options) {
   uint16_t port = options.port;
-  Result<Descriptor> listener = Listen(port);
+  Result<FileDescriptor> listener = Listen(port);
   if (!listener.ok()) return listener.status();
-  Descriptor end(eventfd(0, EFD_CLOEXEC));
-  if (end.fd < 0) return UnavailableError(std::string("no descriptor: ") + std::strerror(errno));
+  FileDescriptor end(eventfd(0, EFD_CLOEXEC));
+  if (end.get() < 0) return UnavailableError(std::string("no descriptor: ") + std::strerror(errno));
   return std::unique_ptr<MetricsEndpoint>(
       std::make_unique<PollingEndpoint>(std::move(options), *std::move(listener), std::move(end), port));
 }

@@ -26,8 +26,8 @@ constexpr uint64_t kCopyStepBytes = 256 * 1024;
 }  // namespace
 
 Result<std::shared_ptr<SessionShmArea>> SessionShmArea::Make(const ShmAreaOptions& options,
-                                                             std::shared_ptr<OwnedFd> socket) {
-  OwnedFd staging(memfd_create("terrace-staging", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+                                                             std::shared_ptr<FileDescriptor> socket) {
+  FileDescriptor staging(memfd_create("terrace-staging", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!staging || ftruncate(staging.get(), static_cast<off_t>(options.staging_bytes)) != 0 ||
       fcntl(staging.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     return ResourceExhaustedError("no staging area of " + std::to_string(options.staging_bytes) +
@@ -41,8 +41,8 @@ Result<std::shared_ptr<SessionShmArea>> SessionShmArea::Make(const ShmAreaOption
       options, std::move(staging), static_cast<const std::byte*>(mapping), std::move(socket)));
 }
 
-SessionShmArea::SessionShmArea(const ShmAreaOptions& options, OwnedFd staging, const std::byte* mapping,
-                               std::shared_ptr<OwnedFd> socket)
+SessionShmArea::SessionShmArea(const ShmAreaOptions& options, FileDescriptor staging,
+                               const std::byte* mapping, std::shared_ptr<FileDescriptor> socket)
     : options_(options),
       staging_(std::move(staging)),
       mapping_(mapping),

@@ -17,7 +17,7 @@
 #include <mutex>
 
 #include "connectors/server/session_table.h"
-#include "lib/wire/owned_fd.h"
+#include "lib/wire/file_descriptor.h"
 #include "terrace/time.h"
 
 namespace terrace::server {
@@ -37,7 +37,7 @@ class SessionShmArea final : public ShmArea {
  public:
   // `socket` stays the caller's to read; it is shut down, not closed, by the end of the area.
   static Result<std::shared_ptr<SessionShmArea>> Make(const ShmAreaOptions& options,
-                                                      std::shared_ptr<OwnedFd> socket);
+                                                      std::shared_ptr<FileDescriptor> socket);
   ~SessionShmArea() override;
   SessionShmArea(const SessionShmArea&) = delete;
   SessionShmArea& operator=(const SessionShmArea&) = delete;
@@ -62,13 +62,13 @@ class SessionShmArea final : public ShmArea {
     TimePoint ends;
   };
 
-  SessionShmArea(const ShmAreaOptions& options, OwnedFd staging, const std::byte* mapping,
-                 std::shared_ptr<OwnedFd> socket);
+  SessionShmArea(const ShmAreaOptions& options, FileDescriptor staging, const std::byte* mapping,
+                 std::shared_ptr<FileDescriptor> socket);
 
   const ShmAreaOptions options_;
-  const OwnedFd staging_;
+  const FileDescriptor staging_;
   const std::byte* const mapping_;
-  const std::shared_ptr<OwnedFd> socket_;
+  const std::shared_ptr<FileDescriptor> socket_;
   mutable std::mutex mutex_;
   std::map<uint64_t, uint64_t> staged_;  // offset -> bytes, disjoint
   std::map<uint64_t, Place> places_;

@@ -18,7 +18,7 @@
 #include <utility>
 
 #include "connectors/server/shm_area.h"
-#include "lib/wire/owned_fd.h"
+#include "lib/wire/file_descriptor.h"
 #include "lib/wire/shm_message.h"
 
 namespace terrace::server {
@@ -37,7 +37,7 @@ Status RemoveStaleSocket(const std::string& path, const sockaddr_un& address) {
   struct stat found {};
   if (lstat(path.c_str(), &found) != 0) return OkStatus();
   if (!S_ISSOCK(found.st_mode)) return UnavailableError(path + " exists and is no socket");
-  const OwnedFd probe(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  const FileDescriptor probe(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 ||
       errno != ECONNREFUSED) {
     return UnavailableError("another process listens at " + path);
@@ -46,7 +46,7 @@ Status RemoveStaleSocket(const std::string& path, const sockaddr_un& address) {
   return OkStatus();
 }
 
-Result<OwnedFd> Listen(const std::string& path, bool for_others) {
+Result<FileDescriptor> Listen(const std::string& path, bool for_others) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.empty() || path.size() >= sizeof(address.sun_path)) {
@@ -55,7 +55,7 @@ Result<OwnedFd> Listen(const std::string& path, bool for_others) {
   }
   std::memcpy(address.sun_path, path.data(), path.size());
   if (Status stale = RemoveStaleSocket(path, address); !stale.ok()) return stale;
-  OwnedFd listener(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  FileDescriptor listener(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   // Nobody can connect before listen.
   if (!listener || bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0 ||
       chmod(path.c_str(), for_others ? 0666 : 0600) != 0 || listen(listener.get(), kListenBacklog) != 0) {
@@ -84,7 +84,7 @@ bool SendWelcome(int fd, const ShmWelcome& welcome, const std::array<int, 3>* de
 }
 
 struct Peer {
-  std::shared_ptr<OwnedFd> socket;
+  std::shared_ptr<FileDescriptor> socket;
   std::array<std::byte, kShmHelloBytes> hello{};
   size_t received = 0;
   TimePoint hello_until;
@@ -107,11 +107,11 @@ class EpollShmListener final : public ShmListener {
   }
 
   Status Open() {
-    Result<OwnedFd> listener = Listen(options_.path, !options_.users.empty());
+    Result<FileDescriptor> listener = Listen(options_.path, !options_.users.empty());
     if (!listener.ok()) return listener.status();
     listener_ = *std::move(listener);
-    epoll_ = OwnedFd(epoll_create1(EPOLL_CLOEXEC));
-    wake_ = OwnedFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    epoll_ = FileDescriptor(epoll_create1(EPOLL_CLOEXEC));
+    wake_ = FileDescriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (!epoll_ || !wake_ || !Watch(listener_.get()) || !Watch(wake_.get())) {
       unlink(options_.path.c_str());
       return ErrnoStatus("watching " + options_.path);
@@ -180,7 +180,7 @@ class EpollShmListener final : public ShmListener {
   }
 
   void Accept() {
-    OwnedFd accepted(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    FileDescriptor accepted(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!accepted) {
       if (errno != EMFILE && errno != ENFILE && errno != ENOMEM && errno != ENOBUFS) return;
       epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, listener_.get(), nullptr);
@@ -202,7 +202,7 @@ class EpollShmListener final : public ShmListener {
     }
     const int fd = accepted.get();
     Peer peer;
-    peer.socket = std::make_shared<OwnedFd>(std::move(accepted));
+    peer.socket = std::make_shared<FileDescriptor>(std::move(accepted));
     peer.hello_until = SteadyClock::now() + options_.hello_limit;
     if (!Watch(fd)) return;
     const std::lock_guard lock(mutex_);
@@ -268,7 +268,7 @@ class EpollShmListener final : public ShmListener {
   // With the session, where it has one.
   void Drop(int fd) {
     std::optional<SessionId> session;
-    std::shared_ptr<OwnedFd> socket;
+    std::shared_ptr<FileDescriptor> socket;
     {
       const std::lock_guard lock(mutex_);
       const auto found = peers_.find(fd);
@@ -307,9 +307,9 @@ class EpollShmListener final : public ShmListener {
 
   const ShmListenerOptions options_;
   SessionTable* const sessions_;
-  OwnedFd listener_;
-  OwnedFd epoll_;
-  OwnedFd wake_;
+  FileDescriptor listener_;
+  FileDescriptor epoll_;
+  FileDescriptor wake_;
   std::optional<TimePoint> accept_again_at_;  // the thread's own
   mutable std::mutex mutex_;                  // for others than the thread, and for its changes
   std::map<int, Peer> peers_;                 // by socket

@@ -15,7 +15,7 @@
 
 #include "lib/wire/bulk_connection.h"
 #include "lib/wire/bulk_message.h"
-#include "lib/wire/owned_fd.h"
+#include "lib/wire/file_descriptor.h"
 #include "proto/terrace/v1/cache.pb.h"
 
 namespace terrace::remote {
@@ -35,7 +35,7 @@ class BulkEnds {
     port_ = ntohs(address.sin_port);
     acceptor_ = std::thread([this, count] {
       for (size_t i = 0; i < count; ++i) {
-        OwnedFd fd(accept(listener_.get(), nullptr, nullptr));
+        FileDescriptor fd(accept(listener_.get(), nullptr, nullptr));
         EXPECT_TRUE(BulkServerHello(fd.get(), nullptr).ok());
         EXPECT_TRUE(BulkServerAnswer(fd.get(), nullptr, {}).ok());
         fds_.push_back(std::move(fd));
@@ -73,9 +73,9 @@ class BulkEnds {
   }
 
  private:
-  const OwnedFd listener_;
+  const FileDescriptor listener_;
   uint16_t port_ = 0;
-  std::vector<OwnedFd> fds_;
+  std::vector<FileDescriptor> fds_;
   std::thread acceptor_;
 };
 

@@ -16,7 +16,7 @@
 #include <thread>
 #include <vector>
 
-#include "lib/wire/owned_fd.h"
+#include "lib/wire/file_descriptor.h"
 #include "lib/wire/shm_message.h"
 #include "terrace/shared_pool.h"
 
@@ -40,7 +40,7 @@ class StubMemory {
   MutableBytes bytes() const { return bytes_; }
 
  private:
-  OwnedFd fd_;
+  FileDescriptor fd_;
   MutableBytes bytes_;
 };
 
@@ -75,7 +75,7 @@ struct StubServer {
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
     std::memcpy(address.sun_path, path.data(), path.size());
-    listener_ = OwnedFd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    listener_ = FileDescriptor(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
     ASSERT_EQ(bind(listener_.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
     ASSERT_EQ(listen(listener_.get(), 4), 0);
     thread_ = std::thread([this] { Serve(); });
@@ -88,7 +88,7 @@ struct StubServer {
 
  private:
   void Serve() {
-    accepted_ = OwnedFd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    accepted_ = FileDescriptor(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!accepted_) return;
     if (recv(accepted_.get(), hello.data(), hello.size(), MSG_WAITALL) != kShmHelloBytes) return;
     if (hang_up) HangUp();
@@ -113,8 +113,8 @@ struct StubServer {
     EXPECT_EQ(sendmsg(accepted_.get(), &message, MSG_NOSIGNAL), static_cast<ssize_t>(welcome_bytes));
   }
 
-  OwnedFd listener_;
-  OwnedFd accepted_;
+  FileDescriptor listener_;
+  FileDescriptor accepted_;
   std::thread thread_;
 };
 

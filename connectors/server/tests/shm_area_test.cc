@@ -174,8 +174,8 @@ TEST(ShmAreaTest, PlacesEndWithTheirLeaseOrTheArea) {
 TEST(ShmAreaTest, TheEndOfTheAreaEndsTheSocket) {
   std::array<int, 2> pair;
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, pair.data()), 0);
-  const auto ours = std::make_shared<OwnedFd>(pair[0]);
-  const OwnedFd theirs(pair[1]);
+  const auto ours = std::make_shared<FileDescriptor>(pair[0]);
+  const FileDescriptor theirs(pair[1]);
   ShmAreaOptions options;
   options.staging_bytes = 4096;
   std::shared_ptr<SessionShmArea> area = *SessionShmArea::Make(options, ours);

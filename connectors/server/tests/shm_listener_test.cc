@@ -11,8 +11,8 @@
 
 #include "backends/remote/shm_mapping.h"
 #include "connectors/server/tests/shm_fixture.h"
+#include "lib/wire/file_descriptor.h"
 #include "lib/wire/host_id.h"
-#include "lib/wire/owned_fd.h"
 #include "lib/wire/shm_message.h"
 
 namespace terrace::server {
@@ -22,17 +22,17 @@ using remote::ShmMapping;
 
 constexpr auto kLimit = std::chrono::seconds(20);
 
-OwnedFd ConnectTo(const std::string& path) {
-  OwnedFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+FileDescriptor ConnectTo(const std::string& path) {
+  FileDescriptor fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   std::memcpy(address.sun_path, path.data(), path.size());
   return connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0 ? std::move(fd)
-                                                                                        : OwnedFd();
+                                                                                        : FileDescriptor();
 }
 
 // The answer's code; none: the server closed the socket without one. Descriptors that came are kept.
-std::optional<BulkCode> ReadAnswer(int fd, std::vector<OwnedFd>* descriptors = nullptr) {
+std::optional<BulkCode> ReadAnswer(int fd, std::vector<FileDescriptor>* descriptors = nullptr) {
   std::array<std::byte, kShmWelcomeBytes> bytes;
   iovec vector{bytes.data(), bytes.size()};
   alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int) * 3)> control{};
@@ -46,7 +46,7 @@ std::optional<BulkCode> ReadAnswer(int fd, std::vector<OwnedFd>* descriptors = n
     for (int i = 0; i < 3; ++i) {
       int received = -1;
       std::memcpy(&received, CMSG_DATA(header) + i * sizeof(int), sizeof(int));
-      OwnedFd owned(received);
+      FileDescriptor owned(received);
       if (descriptors != nullptr) descriptors->push_back(std::move(owned));
     }
   }
@@ -54,7 +54,7 @@ std::optional<BulkCode> ReadAnswer(int fd, std::vector<OwnedFd>* descriptors = n
 }
 
 std::optional<BulkCode> Answer(const ShmFixture& test, const ShmHello& hello) {
-  const OwnedFd fd = ConnectTo(test.options.path);
+  const FileDescriptor fd = ConnectTo(test.options.path);
   const auto bytes = EncodeShmHello(hello);
   EXPECT_EQ(send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), ssize_t{kShmHelloBytes});
   return ReadAnswer(fd.get());
@@ -78,7 +78,7 @@ TEST(ShmListenerTest, RemovesTheSocketOfAServerThatIsGoneAndNothingElse) {
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
     std::memcpy(address.sun_path, test.options.path.data(), test.options.path.size());
-    const OwnedFd stale(socket(AF_UNIX, SOCK_STREAM, 0));
+    const FileDescriptor stale(socket(AF_UNIX, SOCK_STREAM, 0));
     ASSERT_EQ(bind(stale.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
   }
   test.Start();
@@ -102,7 +102,7 @@ TEST(ShmListenerTest, ATokenIsGoodOnce) {
   wrong.token[31] ^= std::byte{1};
   EXPECT_EQ(Answer(test, wrong), BulkCode::kRefused);
   EXPECT_FALSE(test.session->shm());
-  const OwnedFd fd = ConnectTo(test.options.path);
+  const FileDescriptor fd = ConnectTo(test.options.path);
   const auto bytes = EncodeShmHello(hello);
   ASSERT_EQ(send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), ssize_t{kShmHelloBytes});
   EXPECT_EQ(ReadAnswer(fd.get()), BulkCode::kOk);
@@ -143,16 +143,16 @@ TEST(ShmListenerTest, GarbageAndSilenceEndTheSocketAlone) {
   }));
   const size_t num_sessions = test.sessions.size();
   const int64_t num_refused = test.options.metrics->Value("terrace_server_shm_refused_total");
-  const OwnedFd garbage = ConnectTo(test.options.path);
+  const FileDescriptor garbage = ConnectTo(test.options.path);
   const std::string text(kShmHelloBytes, 'x');
   ASSERT_EQ(send(garbage.get(), text.data(), text.size(), MSG_NOSIGNAL), ssize_t{kShmHelloBytes});
   EXPECT_EQ(ReadAnswer(garbage.get()), std::nullopt);
-  const OwnedFd silent = ConnectTo(test.options.path);
+  const FileDescriptor silent = ConnectTo(test.options.path);
   EXPECT_EQ(ReadAnswer(silent.get()), std::nullopt);  // returns, with nothing sent
-  const OwnedFd slow = ConnectTo(test.options.path);
+  const FileDescriptor slow = ConnectTo(test.options.path);
   ASSERT_EQ(send(slow.get(), text.data(), 1, MSG_NOSIGNAL), 1);
   EXPECT_EQ(ReadAnswer(slow.get()), std::nullopt);
-  { const OwnedFd gone = ConnectTo(test.options.path); }
+  { const FileDescriptor gone = ConnectTo(test.options.path); }
   const auto has_refused_all = [&] {
     return test.options.metrics->Value("terrace_server_shm_refused_total") == num_refused + 3;
   };
@@ -166,10 +166,10 @@ TEST(ShmListenerTest, FewMayWaitWithoutHello) {
   test.options.hello_limit = std::chrono::hours(1);
   test.options.max_pending = 2;
   test.Start();
-  std::vector<OwnedFd> silent;
+  std::vector<FileDescriptor> silent;
   silent.push_back(ConnectTo(test.options.path));
   silent.push_back(ConnectTo(test.options.path));
-  const OwnedFd third = ConnectTo(test.options.path);
+  const FileDescriptor third = ConnectTo(test.options.path);
   EXPECT_EQ(ReadAnswer(third.get()), std::nullopt);
   silent.pop_back();
   // Its place is free again once its end was heard of.
@@ -185,7 +185,7 @@ TEST(ShmListenerTest, AByteAfterTheWelcomeEndsTheSession) {
   ShmHello hello;
   hello.token = test.Token();
   hello.session = test.session->id;
-  const OwnedFd fd = ConnectTo(test.options.path);
+  const FileDescriptor fd = ConnectTo(test.options.path);
   const auto bytes = EncodeShmHello(hello);
   ASSERT_EQ(send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), ssize_t{kShmHelloBytes});
   ASSERT_EQ(ReadAnswer(fd.get()), BulkCode::kOk);
@@ -216,10 +216,10 @@ TEST(ShmListenerTest, WhatIsHandedOutCannotBeWritten) {
   ShmHello hello;
   hello.token = test.Token();
   hello.session = test.session->id;
-  const OwnedFd fd = ConnectTo(test.options.path);
+  const FileDescriptor fd = ConnectTo(test.options.path);
   const auto bytes = EncodeShmHello(hello);
   ASSERT_EQ(send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), ssize_t{kShmHelloBytes});
-  std::vector<OwnedFd> files;
+  std::vector<FileDescriptor> files;
   ASSERT_EQ(ReadAnswer(fd.get(), &files), BulkCode::kOk);
   ASSERT_EQ(files.size(), 3U);
   for (int i = 0; i < 2; ++i) {
@@ -232,7 +232,7 @@ TEST(ShmListenerTest, WhatIsHandedOutCannotBeWritten) {
     EXPECT_LT(pwrite(file, "x", 1, static_cast<off_t>(stored.place.frame_offset)), 0);
     EXPECT_NE(ftruncate(file, 0), 0);
     EXPECT_NE(fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096), 0);
-    const OwnedFd again(open(("/proc/self/fd/" + std::to_string(file)).c_str(), O_RDWR | O_CLOEXEC));
+    const FileDescriptor again(open(("/proc/self/fd/" + std::to_string(file)).c_str(), O_RDWR | O_CLOEXEC));
     EXPECT_EQ(mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, again.get(), 0), MAP_FAILED);
   }
   // The same tries on what may be written, so that they can tell.
