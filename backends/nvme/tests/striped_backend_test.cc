@@ -183,6 +183,7 @@ TEST_F(StripeTest, OfTwoCopiesOneStaysAndAnEraseTakesBoth) {
   Put(objects);
   Open({&a_, &b_});
   EXPECT_EQ(Found(objects), std::vector<bool>(40, true));
+  EXPECT_TRUE(backend_->Close().ok()) << "which waits for the second copies to be gone";
   EXPECT_EQ(a_.disk->objects.size() + b_.disk->objects.size(), 40u);
   // A crash may bring an evicted copy back: erased is erased in both.
   a_.disk->objects.clear();
