@@ -9,6 +9,7 @@
 #include <span>
 
 #include "terrace/bytes.h"
+#include "terrace/device.h"
 #include "terrace/export.h"
 #include "terrace/object_id.h"
 #include "terrace/paged_kv_view.h"
@@ -87,8 +88,16 @@ class TERRACE_API LoadHandle {
   // Layer-major: until layers [0, layer] of the whole range are in the sink. kDeadlineExceeded, and the load
   // goes on; else the load's error, once it is over, with what is valid in report().
   Status WaitLayer(uint32_t layer, TimePoint deadline = kNoDeadline);
-  // The caller's part ends at once, but for a copy into the sink that is running: it is waited for, a device
-  // never is. Buffers that a device still touches are let go of when it is done.
+  // The same for an engine that computes on a device: waits until the copies of layers [0, layer] are
+  // enqueued and makes what is enqueued on `stream` from now on (the layer's attention) begin when they are
+  // done. An error of the device afterwards is in Wait's report. Host memory: as WaitLayer.
+  Status WaitLayerOn(uint32_t layer, Stream& stream, TimePoint deadline = kNoDeadline);
+  // The same for the whole load, in any order. The load's error where it ended early: what report() says is
+  // valid is so for work on `stream`.
+  Status WaitOn(Stream& stream, TimePoint deadline = kNoDeadline);
+  // The caller's part ends at once, but for copies into the sink that are running, or enqueued on the sink's
+  // device: they are waited for; a disk or a peer never is. Buffers that one of those still touches are let
+  // go of when it is done.
   void Cancel();
   // So far.
   LoadReport report() const;

@@ -19,8 +19,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 
+#include "terrace/device.h"
 #include "terrace/export.h"
 #include "terrace/kv_spec.h"
 #include "terrace/object_id.h"
@@ -48,6 +50,10 @@ struct PagedKvView {
   uint32_t tokens_per_block = 0;
   uint64_t first_token = 0;  // of the first slot of block_table[0]
   uint64_t num_tokens = 0;   // valid slots from there on
+  // Of the device whose memory this is, one that the manager was opened with: a store reads the pages behind
+  // what the engine enqueued here before the call (its computing), a load writes them behind it (its last use
+  // of the blocks). Null, or a stream of HostDevice: host memory, ready when the call is made.
+  std::shared_ptr<Stream> stream;
 
   // That the view describes the part of `spec` (a canonical one, itself valid): planes, sizes, a block table
   // that covers num_tokens, no address beyond 63 bits. A destination also has no block twice and no stride

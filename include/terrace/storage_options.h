@@ -4,8 +4,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "terrace/backend.h"
+#include "terrace/device.h"
 #include "terrace/eviction_policy.h"
 #include "terrace/executor.h"
 #include "terrace/export.h"
@@ -33,8 +35,8 @@ struct StorageOptions {
   // The pool is memory that other processes can be handed to read, see terrace/shared_pool.h; without huge
   // pages then.
   bool share_pool = false;
-  // For a store that holds runs (RunBegin of object_meta.h) without what stands before them, as one of several
-  // servers does: the first chunk of a run needs no parent.
+  // For a store that holds runs (RunBegin of object_meta.h) without what stands before them, as one of
+  // several servers does: the first chunk of a run needs no parent.
   bool runs_stand_alone = false;
   Duration lease_time = std::chrono::seconds(30);
   // Host bytes that leases may protect, as a share of the pool; above it a lookup is a hint.
@@ -48,6 +50,8 @@ struct StorageOptions {
   Duration io_deadline = std::chrono::seconds(10);
   // Bytes of a load that may be resident at once, unreleased LeasedChunks included; 0 = half the pool.
   uint64_t load_window_bytes = 0;
+  // Whose memory views may name, see PagedKvView::stream. Each once.
+  std::vector<DeviceOptions> devices;
   ThreadPoolOptions threads;  // used when `executor` is null
   std::shared_ptr<Executor> executor;
   std::shared_ptr<MetricRegistry> metrics;  // null = one of its own

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "terrace/bytes.h"
+#include "terrace/device.h"
 #include "terrace/export.h"
 #include "terrace/object_id.h"
 #include "terrace/status.h"
@@ -67,7 +68,8 @@ struct StoreReport {
 struct StoreOptions {
   // Same id as the request's lookups: their hashes are used again. 0 is anonymous.
   uint64_t request_id = 0;
-  // Called once, on the executor, when the views' memory may be reused or has been let go of. May be null.
+  // Called once, on the executor, when the views' memory may be reused (of a device's: its copies are done)
+  // or has been let go of. May be null.
   std::function<void(const StoreReport&)> on_source_free;
 };
 
@@ -84,6 +86,12 @@ class TERRACE_API StoreHandle {
   // Until the views' memory may be reused. kDeadlineExceeded in the report's status otherwise: it may not
   // yet.
   StoreReport Wait(TimePoint deadline = kNoDeadline);
+  // Whether it may. Never blocks.
+  bool IsSourceFree() const;
+  // Makes what is enqueued on `stream` from now on (computing into the same blocks) begin when the views'
+  // memory may be reused. Waits until the copies are enqueued on the device, not until they are done.
+  // kDeadlineExceeded: nothing was enqueued on `stream`.
+  Status ReleaseTo(Stream& stream, TimePoint deadline = kNoDeadline);
   // Asks for an early end: chunks whose copy has not begun are not stored. Wait says when the memory is free.
   void Cancel();
 

@@ -6,6 +6,9 @@
 // other layers, other tokens.
 #pragma once
 
+#include <vector>
+
+#include "kernels/paged_copy_args.h"
 #include "lib/codec/payload_layout.h"
 #include "terrace/bytes.h"
 #include "terrace/paged_kv_view.h"
@@ -25,6 +28,20 @@ struct LayerSpan {
   uint32_t begin = 0;
   uint32_t end = 0;
 };
+
+// What a kernel is told of one copy: planes and the block table's part that `tokens` need, which the
+// arguments point to.
+struct KernelCopy {
+  std::vector<PlaneArgs> planes;
+  std::vector<int64_t> blocks;
+  PagedCopyArgs args;
+};
+
+// Of `tokens` (within payload_tokens and the view) of `layers`; `payload` is the address of the payload's
+// first byte, of which only bytes of these layers and tokens are touched. kToHost: kInvalidArgument where one
+// of the tokens is outside the view or in a negative block. kToDevice: tokens outside the view are left out.
+Result<KernelCopy> MakeKernelCopy(const PagedCopy& copy, TokenRange tokens, LayerSpan layers,
+                                  CopyDirection direction, std::byte* payload);
 
 // View -> payload, for `tokens` (of the prompt, within payload_tokens) of `layers`. kInvalidArgument where
 // one of the tokens is outside the view or in a negative block: nothing is copied then.

@@ -26,9 +26,13 @@ LIB_LAYERS = {
     "memory": ("base", "metrics"),
     "wire": ("base",),
     "codec": ("base", "memory", "wire"),
+    "device": ("base", "metrics", "memory"),
     "core": ("base", "metrics", "memory", "wire", "codec"),
-    "storage": ("base", "metrics", "memory", "wire", "codec", "core"),
+    "storage": ("base", "metrics", "memory", "wire", "codec", "device", "core"),
 }
+# The kernels stand between memory and codec: what of lib/ may include them, and what they may include.
+KERNEL_USERS = ("codec", "device")
+KERNEL_LIB = ("base", "memory")
 BACKEND_LIB = ("base", "memory", "metrics", "wire")
 # The core knows a backend through terrace/backend.h; these name one kind of it.
 BACKEND_HEADER = re.compile(r"include/terrace/(?!backend\.h$|backend_wrapper\.h$)\w*_?backend\.h$")
@@ -146,6 +150,8 @@ def tree_rule(path, target):
             return f"lib/{part} knows backends through terrace/backend.h only"
         if public or target.startswith(own) or lib_part in LIB_LAYERS[part]:
             return None
+        if target.startswith("kernels/") and part in KERNEL_USERS:
+            return None
         allowed = ", ".join(LIB_LAYERS[part]) or "nothing else"
         return f"lib/{part} may include include/terrace, itself and of lib/: {allowed}"
     if top == "backends":
@@ -155,9 +161,9 @@ def tree_rule(path, target):
             return None
         return "a backend may include include/terrace, itself and lib/{" + ",".join(BACKEND_LIB) + "}"
     if top == "kernels":
-        if public or target.startswith("kernels/") or lib_part == "base":
+        if public or target.startswith("kernels/") or lib_part in KERNEL_LIB:
             return None
-        return "kernels may include include/terrace, themselves and lib/base"
+        return "kernels may include include/terrace, themselves and lib/{" + ",".join(KERNEL_LIB) + "}"
     if top == "connectors":
         if public or target.startswith(own):
             return None
