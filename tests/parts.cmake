@@ -11,7 +11,7 @@ find_package(nlohmann_json REQUIRED)
 terrace_test(core_test SOURCES core/identity_test.cc core/frame_test.cc core/hostile_format_test.cc core/buffer_pool_test.cc
                      core/buffer_pool_stress_test.cc core/run_map_test.cc
                      core/packed_content_test.cc core/lru_policy_test.cc core/handle_table_test.cc core/chunk_index_test.cc core/chunk_index_model_test.cc
-             core/stream_copy_test.cc core/paged_copy_test.cc core/paged_kv_view_test.cc LINK nlohmann_json::nlohmann_json)
+             core/stream_copy_test.cc core/paged_copy_test.cc core/paged_kv_view_test.cc core/view_overlap_test.cc core/paged_layouts_test.cc LINK nlohmann_json::nlohmann_json)
 terrace_test(manager_test TIMEOUT 900 SOURCES storage/manager_test.cc storage/manager_fault_test.cc storage/manager_review_test.cc storage/restore_test.cc storage/nvme_stack_test.cc
              storage/throwing_backend_test.cc storage/callback_fault_test.cc storage/peek_pin_test.cc storage/lease_test.cc storage/remote_match_test.cc
              storage/remote_load_test.cc storage/load_layer_test.cc storage/load_sink_test.cc

@@ -131,5 +131,93 @@ TEST_F(ViewValidateTest, BytesOfADestinationAreApart) {
   EXPECT_TRUE(view_.Validate(spec_, false).ok()) << "of no concern in a source";
 }
 
+TEST_F(ViewValidateTest, ElementsLieWhereTheirTypeMay) {
+  // f32 in one layer of K: of all of them then.
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    const auto misplaced = [&](const auto& change, const std::string& field, int64_t by) {
+      spec_.layers[2].planes[1].dtype = dtype;
+      EXPECT_TRUE(view_.Validate(spec_, false).ok());
+      change(by);
+      Refused(field, false);
+    };
+    const int64_t by = dtype == DType::kF32 ? 2 : 1;
+    misplaced([&](int64_t n) { pages_->bases[1][2] += n; }, "planes[1].layer_bases[2]", by);
+    misplaced([&](int64_t n) { plane_->head_stride += n; }, "planes[1].head_stride", by);
+    misplaced([&](int64_t n) { plane_->token_stride += n; }, "planes[1].token_stride", by);
+    misplaced([&](int64_t n) { plane_->block_stride += n; }, "planes[1].block_stride", by);
+    misplaced(
+        [&](int64_t n) {
+          plane_->base = plane_->layer_bases[0];
+          plane_->layer_bases = {};
+          plane_->layer_stride = n + (int64_t{1} << 20);
+        },
+        "planes[1].layer_stride", by);
+    misplaced(
+        [&](int64_t n) {
+          plane_->num_heads = n == 1 ? 256 : 128;
+          plane_->run_bytes = static_cast<uint32_t>(n);
+        },
+        "planes[1].run_bytes", by);
+    spec_.layers[0].planes[0].dtype = dtype;
+    for (std::byte*& base : pages_->bases[1]) ++base;
+    EXPECT_TRUE(view_.Validate(spec_, false).ok()) << "another plane's";
+    Reset();
+  }
+  for (const DType dtype : {DType::kF8E4M3, DType::kI4, DType::kPacked, DType::kU8}) {
+    spec_.layers[2].planes[1].dtype = dtype;
+    for (std::byte*& base : pages_->bases[1]) base -= 1;
+    plane_->token_stride += 1;
+    EXPECT_TRUE(view_.Validate(spec_, false).ok());
+    Reset();
+  }
+}
+
+// The contract of memory: what lies outside of what the caller says it has is refused, and so is a view of
+// memory that is known to be gone.
+TEST_F(ViewValidateTest, MemoryBoundsWhatIsReached) {
+  std::vector<MutableBytes> memory;
+  const auto bound = [&] {  // layers 2, 1, 0; Reset makes new ones
+    memory.assign(pages_->memory.rbegin(), pages_->memory.rend());
+    view_.memory = memory;
+  };
+  bound();
+  EXPECT_TRUE(view_.Validate(spec_, true).ok());
+  const std::vector<int64_t> last = {6, -1, 3}, beyond = {0, 7, 2}, beyond_unused = {0, 6, 7};
+  view_.block_table = last;
+  EXPECT_TRUE(view_.Validate(spec_, true).ok()) << "blocks 0 to 6 are there";
+  view_.block_table = beyond_unused;
+  view_.num_tokens = 32;
+  EXPECT_TRUE(view_.Validate(spec_, true).ok());
+  view_.block_table = beyond;
+  view_.num_tokens = 48;
+  EXPECT_NE(view_.Validate(spec_, false).message().find("blocks up to 7"), std::string::npos);
+  Refused("planes[1].layer_bases[0]", false);
+
+  bound();
+  view_.memory = view_.memory.first(2);
+  Refused("planes[0].layer_bases[0]", false);
+  const MutableBytes gone[] = {{}, {}, {}};
+  view_.memory = gone;
+  Refused("planes[0].layer_bases[0]", false);
+  bound();
+  memory[0] =
+      memory[0].first(memory[0].size() - 2 * 4096 - 1);  // of V, up to the end of block 4 but one byte
+  Refused("planes[1].layer_bases[2]", false);
+  bound();
+  memory[0] = memory[0].subspan(1);
+  const std::vector<int64_t> first = {0, 1, 2};
+  view_.block_table = first;
+  Refused("planes[0].layer_bases[2]", false);
+  bound();
+  memory[0] = memory[0].subspan(4096);
+  const std::vector<int64_t> later = {5, 1, 2};
+  view_.block_table = later;
+  EXPECT_TRUE(view_.Validate(spec_, false).ok()) << "block 0 is not used";
+  const std::vector<int64_t> none = {-1, -1, -1};
+  view_.block_table = none;
+  view_.memory = gone;
+  EXPECT_TRUE(view_.Validate(spec_, true).ok()) << "nothing is reached";
+}
+
 }  // namespace
 }  // namespace terrace
