@@ -42,7 +42,11 @@ target_link_libraries(terrace_internal PUBLIC ${depends} Threads::Threads)
 
 # Every internal header compiles alone too (all_verify_interface_header_sets).
 file(GLOB_RECURSE TERRACE_INTERNAL_HEADERS CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/lib/*.h
-                                                             ${PROJECT_SOURCE_DIR}/backends/*.h)
+                                                             ${PROJECT_SOURCE_DIR}/backends/*.h
+                                                             ${PROJECT_SOURCE_DIR}/kernels/*.h)
+if(NOT TERRACE_HAVE_CUDA)
+  list(FILTER TERRACE_INTERNAL_HEADERS EXCLUDE REGEX "/kernels/cuda/(cuda_|paged_copy_)")
+endif()
 add_library(terrace_internal_headers INTERFACE)
 target_sources(terrace_internal_headers INTERFACE FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR}
                                                   FILES ${TERRACE_INTERNAL_HEADERS})

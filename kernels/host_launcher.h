@@ -1,6 +1,6 @@
-// The host's side of the kernels: RunOnHost copies at the speed of the memory (one thread's share of the
-// tiles, streaming stores), RunEmulated runs the very code that a device runs, (block, thread) by (block,
-// thread). Both are made of kernels/paged_copy_body.h.
+// The host's side of the kernels: RunOnHost copies at the speed of the memory (the largest contiguous pieces,
+// streaming stores), RunEmulated runs the very code that a device runs (kernels/paged_copy_body.h), (block,
+// thread) by (block, thread).
 //
 // Threads: no state. Calls that write different bytes may run at the same time.
 #pragma once
@@ -13,8 +13,8 @@
 
 namespace terrace {
 
-// Share `part` of `parts` of the copy: of nearly equal bytes, disjoint, together everything. Ordered as a
-// memcpy when it returns.
+// Share `part` of `parts` of the copy: of nearly equal bytes (to one token of one plane), disjoint, together
+// everything. Ordered as a memcpy when it returns.
 void RunOnHost(const PagedCopyArgs& args, uint32_t part = 0, uint32_t parts = 1);
 
 // The contiguous pieces of a copy (those of negative blocks left out), neighbours merged, in the payload's

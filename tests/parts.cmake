@@ -12,6 +12,8 @@ terrace_test(core_test SOURCES core/identity_test.cc core/frame_test.cc core/hos
                      core/buffer_pool_stress_test.cc core/run_map_test.cc
                      core/packed_content_test.cc core/lru_policy_test.cc core/handle_table_test.cc core/chunk_index_test.cc core/chunk_index_model_test.cc
              core/stream_copy_test.cc core/paged_copy_test.cc core/paged_kv_view_test.cc core/view_overlap_test.cc core/paged_layouts_test.cc LINK nlohmann_json::nlohmann_json)
+terrace_test(kernels_test SOURCES kernels/layouts_test.cc kernels/random_copies_test.cc kernels/launch_test.cc
+             kernels/host_launcher_test.cc kernels/large_offsets_test.cc)
 terrace_test(manager_test TIMEOUT 900 SOURCES storage/manager_test.cc storage/manager_fault_test.cc storage/manager_review_test.cc storage/restore_test.cc storage/nvme_stack_test.cc
              storage/throwing_backend_test.cc storage/callback_fault_test.cc storage/peek_pin_test.cc storage/lease_test.cc storage/remote_match_test.cc
              storage/remote_load_test.cc storage/load_layer_test.cc storage/load_sink_test.cc
