@@ -14,6 +14,11 @@ terrace_test(core_test SOURCES core/identity_test.cc core/frame_test.cc core/hos
              core/stream_copy_test.cc core/paged_copy_test.cc core/paged_kv_view_test.cc core/view_overlap_test.cc core/paged_layouts_test.cc LINK nlohmann_json::nlohmann_json)
 terrace_test(kernels_test SOURCES kernels/layouts_test.cc kernels/random_copies_test.cc kernels/launch_test.cc
              kernels/host_launcher_test.cc kernels/large_offsets_test.cc)
+set(TERRACE_SIMULATED_DEVICE support/simulated_device.cc support/simulated_streams.cc)
+terrace_test(device_test SOURCES device/host_device_test.cc device/event_poller_test.cc device/simulated_device_test.cc
+                                 device/simulated_edges_test.cc device/copy_calibration_test.cc
+                                 device/staged_parts_test.cc device/copier_copy_test.cc device/copier_fault_test.cc
+                                 device/copier_open_test.cc device/device_set_test.cc ${TERRACE_SIMULATED_DEVICE})
 terrace_test(manager_test TIMEOUT 900 SOURCES storage/manager_test.cc storage/manager_fault_test.cc storage/manager_review_test.cc storage/restore_test.cc storage/nvme_stack_test.cc
              storage/throwing_backend_test.cc storage/callback_fault_test.cc storage/peek_pin_test.cc storage/lease_test.cc storage/remote_match_test.cc
              storage/remote_load_test.cc storage/load_layer_test.cc storage/load_sink_test.cc

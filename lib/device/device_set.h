@@ -19,8 +19,9 @@ namespace terrace {
 
 class DeviceSet {
  public:
-  // `pool`: the regions of the buffer pool, registered with each device. kInvalidArgument: a null device, one
-  // that is there twice, a strategy that it cannot do; the device's own error otherwise.
+  // `pool`: the regions of the buffer pool, registered with each device; nothing is stored in it yet. Devices
+  // of one model and with the same options are measured once; simulated ones are not. kInvalidArgument: a
+  // null device, one that is there twice, a strategy that it cannot do; the device's own error otherwise.
   static Result<std::unique_ptr<DeviceSet>> Open(std::span<const DeviceOptions> devices,
                                                  std::span<const MutableBytes> pool);
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -23,7 +24,9 @@ class EventPoller {
   EventPoller& operator=(const EventPoller&) = delete;
 
   // `done` is called once, on the poller's thread, never under a lock of it: OK, or the error with which the
-  // device's work ended. It posts work and returns. From every thread, `done` included.
+  // device's work ended. By then the poller has let go of the event. It posts work and returns; it throws
+  // nothing (the process would end) and does not destroy the poller. From every thread, `done` included, also
+  // while the destructor waits.
   void Add(std::shared_ptr<Event> event, std::function<void(const Status&)> done);
 
  private:
@@ -32,6 +35,8 @@ class EventPoller {
     std::function<void(const Status&)> done;
   };
   void Run();
+  // Calls and removes those whose events are done, the others keep their order; how many they were.
+  static size_t CallDone(std::vector<Awaited>& awaited);
 
   std::mutex mutex_;
   std::condition_variable changed_;
