@@ -19,12 +19,17 @@ terrace_test(device_test SOURCES device/host_device_test.cc device/event_poller_
                                  device/simulated_edges_test.cc device/copy_calibration_test.cc
                                  device/staged_parts_test.cc device/copier_copy_test.cc device/copier_fault_test.cc
                                  device/copier_open_test.cc device/device_set_test.cc ${TERRACE_SIMULATED_DEVICE})
+terrace_test(device_store_test SOURCES storage/device_store_order_test.cc storage/device_store_end_test.cc storage/device_store_groups_test.cc
+             support/memory_disk.cc ${TERRACE_SIMULATED_DEVICE})
 terrace_test(manager_test TIMEOUT 900 SOURCES storage/manager_test.cc storage/manager_fault_test.cc storage/manager_review_test.cc storage/restore_test.cc storage/nvme_stack_test.cc
              storage/throwing_backend_test.cc storage/callback_fault_test.cc storage/peek_pin_test.cc storage/lease_test.cc storage/remote_match_test.cc
              storage/remote_load_test.cc storage/load_layer_test.cc storage/load_sink_test.cc
-             storage/load_window_test.cc storage/store_views_test.cc storage/erase_by_test.cc storage/trace_test.cc storage/shards_test.cc
+             storage/load_window_test.cc storage/store_views_test.cc storage/erase_by_test.cc storage/trace_test.cc storage/shards_test.cc storage/ranks_test.cc storage/relayout_test.cc
              support/fault_backend.cc support/match_backend.cc support/memory_disk.cc support/throwing_backend.cc
              LINK nlohmann_json::nlohmann_json)
+terrace_test(device_load_test TIMEOUT 600
+             SOURCES storage/device_load_order_test.cc storage/device_load_end_test.cc support/memory_disk.cc
+                     ${TERRACE_SIMULATED_DEVICE})
 terrace_test(frame_store_test SOURCES storage/frame_store_test.cc storage/frame_arrival_test.cc storage/frame_erase_test.cc
              storage/frame_events_test.cc storage/remote_prefix_test.cc
              support/fault_backend.cc support/match_backend.cc support/memory_disk.cc)

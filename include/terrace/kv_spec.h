@@ -88,7 +88,7 @@ struct LayerSpec {
 enum class Retention : uint8_t {
   kFull = 1,    // attention reads all earlier tokens
   kWindow = 2,  // only the last window_tokens
-  kState = 3,   // token-independent state: only the boundary matters
+  kState = 3,   // token-independent state: only the boundary matters; as one "token" of a canonical payload
 };
 
 struct GroupSpec {
@@ -135,7 +135,11 @@ struct TERRACE_API KvSpec {
   uint64_t PlaneBytesPerToken(uint32_t layer, uint32_t plane, ObjectPart part) const;
   // The sum over the layer's planes; 0 where the part does not hold the layer.
   uint64_t LayerBytesPerToken(uint32_t layer, ObjectPart part) const;
-  // Bytes of a canonical payload of `num_tokens` tokens. 0 for opaque specs.
+  // Of a chunk of `num_tokens` tokens, how many a canonical payload of the part holds: all of them; in a
+  // state group the last one alone, whose bytes are the state after it.
+  uint64_t PayloadTokens(ObjectPart part, uint64_t num_tokens) const;
+  // Bytes of a canonical payload of a chunk of `num_tokens` tokens: PayloadTokens times those of a token. 0
+  // for opaque specs.
   uint64_t PayloadBytes(ObjectPart part, uint32_t num_tokens) const;
   // All fields. Equal specs give equal bytes in every process and language.
   std::string Serialize() const;

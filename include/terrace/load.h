@@ -55,8 +55,9 @@ enum class LoadOrder {
 struct LoadSink {
   // One destination per object, in the load's order, each as large as LeasedChunk::payload() would be.
   std::span<const MutableBytes> memory;
-  // One view per part asked for in the lookup, in any order. Tokens outside a view are not copied. Canonical
-  // payloads only; a token range may begin and end inside a chunk.
+  // One view per part asked for in the lookup, in any order. Tokens outside a view are not copied: a window's
+  // view need hold only what the engine still reads, a state's the match's last token. Canonical payloads
+  // only; a token range may begin and end inside a chunk.
   std::span<const PagedKvView> views;
 };
 

@@ -75,8 +75,14 @@ class TERRACE_API StorageManager {
   void Commit(std::vector<WritableChunk> chunks);
 
   // Stores tokens `range` (as in Prepare) out of paged memory, one view per part; canonical payloads only.
-  // Enqueues and returns: the executor copies, hashes and publishes. kResourceExhausted: too many stores wait
-  // already; skip caching.
+  // Enqueues and returns: the executor copies, hashes and publishes. Pages of devices are read behind what is
+  // enqueued now on the views' streams. kResourceExhausted: too many stores wait already; skip caching.
+  //
+  // The groups of a hybrid model are one call. A full group's view holds the whole range. Of a window group
+  // the chunks that its view holds are stored; among the range's last ceil(window / tokens_per_chunk) + 1
+  // full chunks, and of the tail, each is held or stored already: else the store ends there
+  // (kInvalidArgument), for what lies before could serve no prefix that ends with the range. Of a state group
+  // the chunks whose last token the view holds are stored; the range's last one is among them.
   Result<StoreHandle> Store(const ChunkKey& root, const TokenView& prompt, TokenRange range,
                             std::span<const PagedKvView> views, const StoreOptions& options = {});
 

@@ -7,6 +7,7 @@
 namespace terrace {
 
 PayloadLayout::PayloadLayout(const KvSpec& spec, ObjectPart part) : part_(part), layer_begin_{0} {
+  is_state_ = part.group < spec.groups.size() && spec.groups[part.group].rule == Retention::kState;
   if (spec.payload_form != PayloadForm::kCanonical) return;
   uint64_t begin = 0;
   for (uint32_t layer = 0; layer < spec.layers.size(); ++layer) {

@@ -15,6 +15,7 @@
 
 #include "terrace/kv_spec.h"
 #include "terrace/object_id.h"
+#include "terrace/tokens.h"
 
 namespace terrace {
 
@@ -35,6 +36,11 @@ class PayloadLayout {
   PayloadLayout(const KvSpec& spec, ObjectPart part);
 
   ObjectPart part() const { return part_; }
+  // Of a chunk's tokens, those whose bytes its payload holds: all, or a state's one; see
+  // KvSpec::PayloadTokens.
+  TokenRange HeldTokens(TokenRange chunk) const {
+    return {is_state_ && chunk.begin < chunk.end ? chunk.end - 1 : chunk.begin, chunk.end};
+  }
   uint32_t num_layers() const { return static_cast<uint32_t>(layer_begin_.size() - 1); }
   std::span<const PlanePlace> planes(uint32_t layer) const {
     return std::span(planes_).subspan(layer_begin_[layer], layer_begin_[layer + 1] - layer_begin_[layer]);
@@ -53,6 +59,7 @@ class PayloadLayout {
   std::vector<PlanePlace> planes_;
   std::vector<uint32_t> layer_begin_;  // index of each layer's first plane, and one past the last layer's
   bool is_uniform_ = true;
+  bool is_state_ = false;
 };
 
 }  // namespace terrace

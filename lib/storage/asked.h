@@ -15,9 +15,7 @@ struct ManagerCore::Asked {
   std::unique_ptr<RequestState> other;    // what the request id stood for, where these are other tokens
 
   // The key of what chunk i hangs on.
-  const ChunkKey& ParentOf(uint64_t i) const {
-    return i == 0 ? root->root : request->hasher.full_keys()[i - 1];
-  }
+  const ChunkKey& ParentOf(uint64_t i) const { return i == 0 ? root->root : request->keys[i - 1]; }
 };
 
 }  // namespace terrace

@@ -301,7 +301,14 @@ Status ManagerCore::Close(TimePoint deadline) {
     }
     closed_ = true;
   }
+  // What has not begun to be copied is given up: it may hold a device that nobody will come to use.
+  copy_strand_->Stop();
+  copy_strand_->DropQueued();
   bool has_orphans = false;
+  if (Status status = AwaitDevices(deadline); !status.ok()) {
+    has_orphans = true;
+    if (first.ok()) first = std::move(status);
+  }
   for (TierState& tier : tiers_) {
     Status status = tier.backend->Close(deadline);
     has_orphans |= status.code() == StatusCode::kDeadlineExceeded;
@@ -309,7 +316,6 @@ Status ManagerCore::Close(TimePoint deadline) {
   }
   if (has_orphans) return first;  // the next call waits for them
   pool_->SetReclaimer(nullptr);
-  copy_strand_->Stop();
   strand_->Stop();
   std::shared_ptr<Executor> executor;
   {
@@ -320,6 +326,7 @@ Status ManagerCore::Close(TimePoint deadline) {
   copy_strand_->DropQueued();
   strand_->DropQueued();
   DropPins();
+  CloseDevices();
   std::lock_guard lock(mutex_);
   tiers_closed_ = true;
   return first;

@@ -6,24 +6,31 @@
 
 namespace terrace {
 
-bool RequestState::IsExtendedBy(const RootStateRef& other_root, const TokenView& prompt) const {
-  return other_root->root == root->root && prompt.tokens.size() >= tokens.size() &&
-         prompt.items.size() >= items.size() &&
+bool RequestChain::IsExtendedBy(const TokenView& prompt) const {
+  return prompt.tokens.size() >= tokens.size() && prompt.items.size() >= items.size() &&
          std::equal(tokens.begin(), tokens.end(), prompt.tokens.begin()) &&
          std::equal(items.begin(), items.end(), prompt.items.begin()) &&
          (prompt.items.size() == items.size() || prompt.items[items.size()].position >= tokens.size());
 }
 
-Status RequestState::Extend(const TokenView& prompt, bool keep_tokens) {
+Result<std::optional<uint64_t>> RequestState::Extend(const RootStateRef& root, const TokenView& prompt,
+                                                     bool keep_tokens) {
+  std::lock_guard lock(chain->mutex);
+  std::vector<Token>& tokens = chain->tokens;
+  std::vector<Item>& items = chain->items;
+  if (chain->root->root != root->root || !chain->IsExtendedBy(prompt)) return std::optional<uint64_t>();
   const TokenView more(prompt.tokens.subspan(tokens.size()), prompt.items.subspan(items.size()));
-  TERRACE_RETURN_IF_ERROR(hasher.Append(more));
-  if (!keep_tokens) return OkStatus();
+  TERRACE_RETURN_IF_ERROR(chain->hasher.Append(more));
+  const std::span<const ChunkKey> all_keys = chain->hasher.full_keys();
+  keys.insert(keys.end(), all_keys.begin() + static_cast<std::ptrdiff_t>(keys.size()), all_keys.end());
+  if (!keep_tokens) return std::optional<uint64_t>(more.tokens.size());
   // Room ahead: a prompt grows by little, and moving all of it costs more than a lookup.
   if (prompt.tokens.size() > tokens.capacity())
     tokens.reserve(prompt.tokens.size() + prompt.tokens.size() / 4 + 1024);
   tokens.insert(tokens.end(), more.tokens.begin(), more.tokens.end());
   items.insert(items.end(), more.items.begin(), more.items.end());
-  return OkStatus();
+  kept_tokens = tokens.capacity();
+  return std::optional<uint64_t>(more.tokens.size());
 }
 
 bool ProtectionBudget::TryTake(uint64_t bytes) {
@@ -39,34 +46,47 @@ void LeaseTable::SetBudgets(uint64_t host_bytes, uint64_t lower_bytes) {
   lower_budget_.SetLimit(lower_bytes);
 }
 
-std::unique_ptr<RequestState> LeaseTable::TakeRequest(uint64_t id) {
-  if (id == 0) return nullptr;
+std::unique_ptr<RequestState> LeaseTable::TakeRequest(uint64_t id, const RootStateRef& root,
+                                                      TimePoint deadline) {
+  if (id == 0) return std::make_unique<RequestState>(std::make_shared<RequestChain>(root));
+  std::vector<KeptRequest> let_go;
   std::lock_guard lock(mutex_);
   const auto found = requests_.find(id);
-  if (found == requests_.end()) return nullptr;
-  return Remove(found);
+  if (found == requests_.end()) {
+    auto chain = std::make_shared<RequestChain>(root);
+    Add(id, KeptRequest{.chain = chain}, deadline, let_go);
+    return std::make_unique<RequestState>(std::move(chain));
+  }
+  if (found->second.state) return std::move(found->second.state);
+  return std::make_unique<RequestState>(found->second.chain);
 }
 
-std::unique_ptr<RequestState> LeaseTable::Remove(RequestMap::iterator request) {
-  std::unique_ptr<RequestState> state = std::move(request->second.state);
-  kept_tokens_ -= request->second.tokens;
-  request_deadlines_.erase(request->second.place);
+LeaseTable::KeptRequest LeaseTable::Remove(RequestMap::iterator request) {
+  KeptRequest removed = std::move(request->second);
+  kept_tokens_ -= removed.tokens;
+  request_deadlines_.erase(removed.place);
   requests_.erase(request);
-  return state;
+  return removed;
 }
 
-void LeaseTable::KeepRequest(uint64_t id, std::unique_ptr<RequestState> request, TimePoint deadline) {
-  if (id == 0) return;
-  std::vector<std::unique_ptr<RequestState>> let_go;  // ends after the lock
-  const uint64_t tokens = request->tokens.capacity();
-  std::lock_guard lock(mutex_);
-  if (const auto earlier = requests_.find(id); earlier != requests_.end()) let_go.push_back(Remove(earlier));
-  requests_.emplace(id, KeptRequest{std::move(request), tokens, request_deadlines_.emplace(deadline, id)});
-  kept_tokens_ += tokens;
+void LeaseTable::Add(uint64_t id, KeptRequest request, TimePoint deadline, std::vector<KeptRequest>& let_go) {
+  request.place = request_deadlines_.emplace(deadline, id);
+  kept_tokens_ += request.tokens;
+  requests_.emplace(id, std::move(request));
   if (deadline.time_since_epoch().count() < next_deadline_ns_.load(std::memory_order_relaxed))
     next_deadline_ns_.store(deadline.time_since_epoch().count(), std::memory_order_relaxed);
   while (requests_.size() > 1 && (requests_.size() > kMaxRequests || kept_tokens_ > kMaxKeptTokens))
     let_go.push_back(Remove(requests_.find(request_deadlines_.begin()->second)));
+}
+
+void LeaseTable::KeepRequest(uint64_t id, std::unique_ptr<RequestState> request, TimePoint deadline) {
+  if (id == 0) return;
+  std::vector<KeptRequest> let_go;  // ends after the lock
+  KeptRequest kept{.chain = request->chain, .tokens = request->kept_tokens};
+  kept.state = std::move(request);
+  std::lock_guard lock(mutex_);
+  if (const auto earlier = requests_.find(id); earlier != requests_.end()) let_go.push_back(Remove(earlier));
+  Add(id, std::move(kept), deadline, let_go);
 }
 
 bool LeaseTable::Protect(LeaseSegment& segment) {
@@ -172,7 +192,7 @@ std::vector<std::shared_ptr<Lease::State>> LeaseTable::Reap(TimePoint now, std::
   std::vector<std::shared_ptr<Lease::State>> ended;
   if (now.time_since_epoch().count() < next_deadline_ns_.load(std::memory_order_relaxed)) return ended;
   std::vector<LeaseSegmentRef> disowned;
-  std::vector<std::unique_ptr<RequestState>> forgotten;
+  std::vector<KeptRequest> forgotten;
   {
     std::lock_guard lock(mutex_);
     for (auto next = deadlines_.begin(); next != deadlines_.end() && next->first <= now;) {

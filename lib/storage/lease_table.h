@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -20,19 +21,34 @@
 namespace terrace {
 
 // The prompt of a request id so far and its hash state, so that a grown prompt hashes only its new tokens.
-struct RequestState {
-  RootStateRef root;
+// Shared by the calls with that id which are going on at once (ranks of one request), so that it is hashed
+// once: who comes second waits while its tokens are hashed, and for nothing else.
+struct RequestChain {
+  const RootStateRef root;
+  std::mutex mutex;  // a leaf; guards all below
   TokenHasher hasher;
   std::vector<Token> tokens;
   std::vector<Item> items;
-  std::weak_ptr<Lease::State> lease;
 
-  explicit RequestState(RootStateRef r)
+  explicit RequestChain(RootStateRef r)
       : root(std::move(r)), hasher(root->root, root->spec.tokens_per_chunk) {}
+  bool IsExtendedBy(const TokenView& prompt) const;  // with the lock
+};
 
-  bool IsExtendedBy(const RootStateRef& other_root, const TokenView& prompt) const;
-  // The prompt is one that extends this. Not `keep_tokens`: nothing will be compared with it later.
-  Status Extend(const TokenView& prompt, bool keep_tokens);
+// What one call knows of a request id; between calls the LeaseTable keeps it. One call at a time.
+struct RequestState {
+  std::shared_ptr<RequestChain> chain;
+  std::vector<ChunkKey>
+      keys;  // full chunks of the prompt, the chain's as far as this call has asked for them
+  std::weak_ptr<Lease::State> lease;
+  uint64_t kept_tokens = 0;  // that the chain's memory is for
+
+  explicit RequestState(std::shared_ptr<RequestChain> c) : chain(std::move(c)) {}
+
+  // Hashes what the chain does not know of the prompt; the number of tokens that this took, nothing where the
+  // chain is not one of `root` that the prompt extends. Not `keep_tokens`: nothing will be compared with it
+  // later.
+  Result<std::optional<uint64_t>> Extend(const RootStateRef& root, const TokenView& prompt, bool keep_tokens);
 };
 
 // Bytes that may be protected at once.
@@ -56,8 +72,9 @@ class LeaseTable {
   // Before the first call.
   void SetBudgets(uint64_t host_bytes, uint64_t lower_bytes);
 
-  // A request's state, taken out of the table: a second call with the id meanwhile finds none. Null for id 0.
-  std::unique_ptr<RequestState> TakeRequest(uint64_t id);
+  // A request's state, taken out of the table: a second call with the id meanwhile gets one with the same
+  // chain, of no lease. A new one where there is none yet, and for id 0.
+  std::unique_ptr<RequestState> TakeRequest(uint64_t id, const RootStateRef& root, TimePoint deadline);
   void KeepRequest(uint64_t id, std::unique_ptr<RequestState> request, TimePoint deadline);
 
   // Makes `lease` answerable for its segments' pins, until the deadline, and counts `added` (of them, those
@@ -83,13 +100,15 @@ class LeaseTable {
 
  private:
   struct KeptRequest {
-    std::unique_ptr<RequestState> state;
-    uint64_t tokens = 0;  // that its memory is for
+    std::shared_ptr<RequestChain> chain;  // the state's
+    std::unique_ptr<RequestState> state;  // null: calls have it
+    uint64_t tokens = 0;                  // that its memory is for
     std::multimap<TimePoint, uint64_t>::iterator place;
   };
   using RequestMap = absl::flat_hash_map<uint64_t, KeptRequest>;
-  // With mutex_ held.
-  std::unique_ptr<RequestState> Remove(RequestMap::iterator request);
+  // With mutex_ held; what is removed ends after the lock.
+  KeptRequest Remove(RequestMap::iterator request);
+  void Add(uint64_t id, KeptRequest request, TimePoint deadline, std::vector<KeptRequest>& let_go);
   // With mutex_ held: the segment's pins, for the caller to give back after the lock.
   static void Disown(const LeaseSegmentRef& segment, std::vector<LeaseSegmentRef>& disowned);
   void DisownAll(Lease::State& lease, std::vector<LeaseSegmentRef>& disowned);

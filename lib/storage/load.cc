@@ -77,6 +77,7 @@ LoadHandle ManagerCore::Load(const Lease& lease, TokenRange range, const LoadSin
   std::shared_ptr<LoadHandle::State> load = NewLoad(lease, range, TraceKind::kLoad);
   if (Status status = PlanLoad(*load, range, sink, order); !status.ok()) {
     load->items.clear();
+    load->devices.reset();
     load->report.status = std::move(status);
     return LoadHandle(std::move(load));
   }
@@ -98,7 +99,11 @@ Status ManagerCore::PlanLoad(LoadHandle::State& load, TokenRange range, const Lo
     TokenRange& matched = load.items.back().matched_tokens;
     matched.end = std::min(matched.end, range.end);
   }
-  TERRACE_ASSIGN_OR_RETURN(load.target, LoadTarget::Make(sink, spec, load.items, range));
+  if (std::any_of(sink.views.begin(), sink.views.end(), LoadTarget::NamesDevice)) {
+    TERRACE_ASSIGN_OR_RETURN(load.devices, UseDevices());
+  }
+  const DeviceSet* const devices = load.devices ? &load.devices->devices() : nullptr;
+  TERRACE_ASSIGN_OR_RETURN(load.target, LoadTarget::Make(sink, spec, load.items, range, devices));
   TERRACE_RETURN_IF_ERROR(CheckOrder(spec, load.target, order));
   load.order = order;
   return OkStatus();
@@ -110,8 +115,10 @@ void ManagerCore::StartLoad(const std::shared_ptr<LoadHandle::State>& load, bool
     const KvSpec& spec = load->root->spec;
     const bool by_layer = load->order == LoadOrder::kLayerMajor;
     load->units = by_layer ? PlanLayerMajor(spec, load->items) : PlanChunkMajor(spec, load->items);
-    if (by_layer && load->units.empty())
-      load->report.loaded_layers = static_cast<uint32_t>(spec.layers.size());
+    if (by_layer && load->units.empty()) {
+      load->taken_layers.end = load->done_layers.end = static_cast<uint32_t>(spec.layers.size());
+      load->report.loaded_layers = load->done_layers.end;
+    }
   }
   load->slots.resize(load->units.size());
   load->units_left.resize(load->items.size());

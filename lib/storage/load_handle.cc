@@ -47,6 +47,7 @@ bool LoadHandle::State::WaitUntil(std::unique_lock<std::mutex>& lock, TimePoint 
 }
 
 bool LoadHandle::State::IsStarvedOut() const {
+  if (next_done < next_take) return false;  // what is being copied gives room when it is done
   const Duration limit = core->options_.io_deadline;
   return std::chrono::steady_clock::now() - starving_since >= limit ||
          core->clock_->Now() - starving_since_injected >= limit;
@@ -102,7 +103,7 @@ Result<std::optional<LeasedChunk>> LoadHandle::Next(TimePoint deadline) {
   chunk->tier = slot.tier;
   chunk->charge = std::exchange(slot.charge, 0);
   slot.phase = State::Slot::Phase::kTaken;
-  state.CountTaken(unit);
+  slot.is_copied = true;
   state.SkipVoid();
   return std::optional<LeasedChunk>(LeasedChunk(std::move(chunk)));
 }

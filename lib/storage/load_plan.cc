@@ -10,7 +10,9 @@ constexpr uint64_t kMinReadBytes = uint64_t{1} << 20;
 // Of one layer group over all objects: with few objects larger reads, so that a device has enough to do.
 constexpr uint64_t kMinGroupBytes = uint64_t{4} << 20;
 
-uint64_t NumTokens(const LeaseItem& item) { return item.payload_tokens.end - item.payload_tokens.begin; }
+uint64_t NumTokens(const KvSpec& spec, const LeaseItem& item) {
+  return spec.PayloadTokens(item.id.part, item.payload_tokens.end - item.payload_tokens.begin);
+}
 
 // A part that the load asks for: which of the model's layers it holds, and how large they are.
 struct LoadedPart {
@@ -81,7 +83,7 @@ std::vector<LoadUnit> PlanLayerMajor(const KvSpec& spec, std::span<const LeaseIt
   for (const LeaseItem& item : items) {
     if (item.remote_tier != LeaseItem::kLocal) continue;
     LoadedPart& part = parts.try_emplace(item.id.part, spec, item.id.part).first->second;
-    part.max_tokens = std::max(part.max_tokens, NumTokens(item));
+    part.max_tokens = std::max(part.max_tokens, NumTokens(spec, item));
   }
   std::vector<LoadUnit> units;
   uint32_t begin = 0;
@@ -95,7 +97,7 @@ std::vector<LoadUnit> PlanLayerMajor(const KvSpec& spec, std::span<const LeaseIt
       const LoadedPart& part = parts.at(items[i].id.part);
       const LayerSpan layers = part.Within(begin, end);
       if (layers.begin == layers.end) continue;
-      const PayloadRange range = part.layout.LayerRange(layers.begin, layers.end, NumTokens(items[i]));
+      const PayloadRange range = part.layout.LayerRange(layers.begin, layers.end, NumTokens(spec, items[i]));
       units.push_back({.item = i,
                        .payload_begin = range.offset,
                        .payload_end = range.offset + range.length,

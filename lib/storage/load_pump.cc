@@ -61,7 +61,8 @@ std::optional<size_t> LoadHandle::State::NextToStart(bool* is_barred) {
   const size_t unit = next_start;
   const uint64_t charge = ChargeOf(unit);
   if (resident_bytes > 0 && resident_bytes + charge > window_bytes) {
-    *is_barred = unit == next_take;
+    // What is being copied gives room when it is done.
+    *is_barred = unit == next_take && next_done == next_take;
     return std::nullopt;
   }
   // Units of one frame are read one after another: they share its buffer.

@@ -221,7 +221,8 @@ Status LoadHandle::State::FinishAssembly(const Read& read, const GetResult& resu
     }
   }
   if (status.ok()) {
-    Ready(read.unit, read.tier, read.buffer, {header_bytes + step.payload_begin, step.payload_end - step.payload_begin});
+    Ready(read.unit, read.tier, read.buffer,
+          {header_bytes + step.payload_begin, step.payload_end - step.payload_begin});
   }
   return status;
 }

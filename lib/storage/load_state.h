@@ -4,12 +4,17 @@
 // A load is a list of units (LoadUnit). They are started in order while the window has room, become ready in
 // any order and are taken in order: by Next, or on the executor, which copies them to the load's target.
 //
-//   kWaiting --Pump--> kReading --device--> kReady --Next, Drain--> kTaken
-//      ^  no room, another tier  |            |
-//      +-------------------------+------------+  shed for another load
+//   kWaiting --Pump--> kReading --disk--> kReady --Next, Drain--> kCopying --copied--> kTaken
+//      ^  no room, another tier  |          |
+//      +-------------------------+----------+  shed for another load
+//
+// A copy into host memory is made by Drain itself; one into a device's is enqueued, keeps its buffer, and is
+// done when its event is. Two cursors run over the units: those before next_take were handed to the target or
+// are not given out, those before next_done are settled too, and counted in the report.
 //
 // Files: load.cc makes loads, load_pump.cc starts units and finds room for them, load_read.cc reads them,
-// load_take.cc takes them and ends loads, load_handle.cc is the caller's side.
+// load_take.cc takes them and ends loads, load_device.cc ends copies into devices, load_handle.cc is the
+// caller's side.
 #pragma once
 
 #include <atomic>
@@ -21,6 +26,7 @@
 #include <vector>
 
 #include "lib/codec/piece_codec.h"
+#include "lib/storage/device_use.h"
 #include "lib/storage/load_plan.h"
 #include "lib/storage/load_target.h"
 #include "lib/storage/load_trace.h"
@@ -33,12 +39,20 @@ inline uint64_t PoolBytes(uint64_t bytes) { return RoundUp(kTierPageBytes + byte
 
 struct LoadHandle::State : std::enable_shared_from_this<LoadHandle::State> {
   struct Slot {
-    enum class Phase : uint8_t { kWaiting, kReading, kReady, kTaken } phase = Phase::kWaiting;
-    uint8_t from_tier = 0;  // faster ones failed
-    size_t tier = 0;        // kReady: that the bytes came from
-    uint64_t charge = 0;    // bytes of the window
-    PayloadRange place;     // kReady: where the unit's bytes of the payload lie in buffer.frame()
-    BufferRef buffer;       // kReady
+    enum class Phase : uint8_t { kWaiting, kReading, kReady, kCopying, kTaken } phase = Phase::kWaiting;
+    uint8_t from_tier = 0;        // faster ones failed
+    bool is_copied = false;       // kTaken: handed out, or in the target
+    size_t tier = 0;              // kReady: that the bytes came from
+    uint64_t charge = 0;          // bytes of the window
+    PayloadRange place;           // kReady: where the unit's bytes of the payload lie in buffer.frame()
+    BufferRef buffer;             // kReady, kCopying
+    std::shared_ptr<Event> copy;  // kCopying, into a device
+    LoadTrace::Clock::time_point copy_begin{};
+  };
+  // Layer-major: of the units before a cursor.
+  struct Layers {
+    bool are_whole = true;  // no unit was skipped
+    uint32_t end = 0;       // layers below are there for the whole range
   };
   // Layer-major, where the whole range fits the window: an object's frame that is filled by its units one
   // after another, and promoted with the last one.
@@ -69,6 +83,7 @@ struct LoadHandle::State : std::enable_shared_from_this<LoadHandle::State> {
     std::vector<Read> reads;
   };
   static constexpr uint64_t kBatchBytes = uint64_t{8} << 20;
+  static constexpr size_t kMaxDeviceCopies = 64;  // enqueued and not done; their events are polled
 
   // Fixed once the load was made.
   std::shared_ptr<ManagerCore> core;
@@ -88,17 +103,23 @@ struct LoadHandle::State : std::enable_shared_from_this<LoadHandle::State> {
   // A leaf: nothing is called and no buffer dropped while it is held. Guards all below.
   mutable std::mutex mutex;
   std::shared_ptr<Lease::State> lease;  // protects the objects; until Cancel
+  // Null without views of a device; until Cancel. Read without the lock while is_copying or device_copies
+  // keep Cancel.
+  std::shared_ptr<DeviceUse> devices;
   std::condition_variable changed;
   std::vector<Slot> slots;           // one per unit
   std::vector<Assembly> assemblies;  // one per item, or none
   std::vector<uint32_t> units_left;  // per item, not yet taken
   size_t whole_items = 0;            // items before this one are taken whole
-  bool group_is_whole = true;        // no unit of the layer group at next_take was skipped
+  Layers taken_layers;               // before next_take
+  Layers done_layers;                // before next_done
   bool is_pumping = false;
   bool pump_again = false;
   size_t next_start = 0;   // units before it are not kWaiting
   size_t started_end = 0;  // units from it on were never started
   size_t next_take = 0;
+  size_t next_done = 0;
+  size_t device_copies = 0;  // whose event, or the call that it makes, is not over
   uint64_t resident_bytes = 0;
   // Starving: the next unit to take found no room. Since when, by both clocks (the injected one may stand
   // still or run ahead).
@@ -107,9 +128,9 @@ struct LoadHandle::State : std::enable_shared_from_this<LoadHandle::State> {
   TimePoint starving_since_injected{};
   uint64_t room_notice = 0;  // of the pool, 0 = none asked for
   bool wants_pump = false;   // room came, or something to be shed
-  int waiters = 0;           // callers in Next, Wait or WaitLayer
+  int waiters = 0;           // callers in Next, Wait, WaitLayer or their like
   bool is_draining = false;  // posted to the executor, or running there
-  bool is_copying = false;   // the caller's memory is being written
+  bool is_copying = false;   // Drain is in the target's Copy
   // Units that are not given out: those of items >= first.item from step first.unit on. Each new one concerns
   // an earlier item, or earlier steps.
   struct Failure {
@@ -165,11 +186,16 @@ struct LoadHandle::State : std::enable_shared_from_this<LoadHandle::State> {
   void PostDrain();
   void Drain();
   void DrainWasDropped();
-  void CountTaken(size_t unit);     // with the lock
-  void SkipVoid();                  // with the lock
-  void EndGroups(size_t end_unit);  // with the lock
-  bool IsVoid(size_t unit) const;   // with the lock
-  bool IsOver() const;              // with the lock
+  void CopyUnit(size_t unit);
+  // With the lock, all of them.
+  bool CanDrain() const;
+  void SettleCopy(size_t unit, bool is_copied);
+  void CountTaken(size_t unit);
+  void CountDone();                                      // moves next_done on
+  void SkipVoid();                                       // moves next_take on, and next_done
+  void EndGroup(Layers& layers, size_t end_unit) const;  // steps before `end_unit` are behind the cursor
+  bool IsVoid(size_t unit) const;
+  bool IsOver() const;
   // With the lock: nothing of `failure` is given out. What was ready goes to `dropped`, to be released after
   // the lock.
   void EndAt(Failure failure, Status why, std::vector<BufferRef>* dropped);
@@ -177,6 +203,15 @@ struct LoadHandle::State : std::enable_shared_from_this<LoadHandle::State> {
   // The caller's part ends: when it returns, nothing touches the caller's memory.
   void Cancel(Status why);
   void ReleaseIfKept();
+
+  // load_device.cc
+  void AwaitCopy(size_t unit, LoadTarget::Copied copied);
+  // The unit's event is done, or was the device's error; the poller's thread.
+  void FinishCopy(size_t unit, const Status& status);
+  // Of copies of units before `end_unit` that are not done: the last one's event of each device. With the
+  // lock.
+  std::vector<std::shared_ptr<Event>> LastCopies(size_t end_unit) const;
+  size_t EndUnitOf(uint32_t layer) const;  // units before it hold the layers [0, layer]
 
   // load_handle.cc
   // Waits until `arrived` or the deadline, pumping when there is word; gives up where no progress is

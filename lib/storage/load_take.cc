@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "lib/base/check.h"
 #include "lib/storage/load_registry.h"
 #include "lib/storage/load_state.h"
 
@@ -14,6 +15,8 @@ LoadHandle::State::~State() {
     new std::vector<Assembly>(std::move(assemblies));
     return;
   }
+  // Who ends a load's handle waited for them: they name the load, and do not keep it.
+  TERRACE_CHECK(device_copies == 0) << "a load ends before its copies: " << device_copies;
   if (trace) trace->Record(core->traces_, report);
   if (room_notice != 0) core->pool_->CancelNotify(room_notice);
   if (core->loads_) core->loads_->Remove(this);
@@ -25,22 +28,34 @@ bool LoadHandle::State::IsVoid(size_t unit) const {
   });
 }
 
-bool LoadHandle::State::IsOver() const { return next_take == units.size() && !is_copying; }
+bool LoadHandle::State::IsOver() const { return next_done == units.size(); }
 
 void LoadHandle::State::SkipVoid() {
-  if (is_copying) return;  // Drain comes here when it has counted what it copies
-  while (next_take < units.size() && IsVoid(next_take)) {
-    group_is_whole = false;
-    EndGroups(++next_take);
+  // Else Drain comes here when the unit before next_take is with the target.
+  while (!is_copying && next_take < units.size() && IsVoid(next_take)) {
+    taken_layers.are_whole = false;
+    EndGroup(taken_layers, ++next_take);
   }
+  CountDone();
 }
 
-// Steps before `end_unit` are done.
-void LoadHandle::State::EndGroups(size_t end_unit) {
+void LoadHandle::State::CountDone() {
+  while (next_done < next_take && slots[next_done].phase != Slot::Phase::kCopying) {
+    if (slots[next_done].is_copied && !IsVoid(next_done)) {
+      CountTaken(next_done);
+    } else {
+      done_layers.are_whole = false;
+    }
+    EndGroup(done_layers, ++next_done);
+  }
+  report.loaded_layers = done_layers.end;
+}
+
+void LoadHandle::State::EndGroup(Layers& layers, size_t end_unit) const {
   if (order != LoadOrder::kLayerMajor) return;
   const uint32_t end_layer = units[end_unit - 1].end_layer;
   const bool ends_group = end_unit == units.size() || units[end_unit].end_layer != end_layer;
-  if (ends_group && group_is_whole) report.loaded_layers = end_layer;
+  if (ends_group && layers.are_whole) layers.end = end_layer;
 }
 
 void LoadHandle::State::CountTaken(size_t unit) {
@@ -119,10 +134,15 @@ void LoadHandle::State::Fail(size_t unit, Status status) {
   ReleaseIfKept();
 }
 
+bool LoadHandle::State::CanDrain() const {
+  return next_take < units.size() && slots[next_take].phase == Slot::Phase::kReady &&
+         device_copies < kMaxDeviceCopies;
+}
+
 void LoadHandle::State::PostDrain() {
   {
     std::lock_guard lock(mutex);
-    if (is_draining || next_take == units.size() || slots[next_take].phase != Slot::Phase::kReady) return;
+    if (is_draining || !CanDrain()) return;
     is_draining = true;
   }
   // Notices an executor that drops what it was given.
@@ -157,34 +177,56 @@ void LoadHandle::State::DrainWasDropped() {
 
 void LoadHandle::State::Drain() {
   std::unique_lock lock(mutex);
-  while (next_take < units.size() && slots[next_take].phase == Slot::Phase::kReady) {
+  while (CanDrain()) {
     const size_t unit = next_take++;
-    Slot& slot = slots[unit];
-    BufferRef buffer = std::move(slot.buffer);
-    const PayloadRange place = slot.place;
-    slot.phase = Slot::Phase::kTaken;
+    slots[unit].phase = Slot::Phase::kCopying;
     is_copying = true;
     lock.unlock();
-    const LoadUnit& step = units[unit];
-    const LoadTrace::Clock::time_point begin =
-        trace ? LoadTrace::Clock::now() : LoadTrace::Clock::time_point{};
-    target.Copy(step, items[step.item], buffer.frame().subspan(place.offset, place.length));
-    buffer.Reset();
-    if (trace) trace->AddCopy(begin);
-    lock.lock();
-    is_copying = false;
-    resident_bytes -= std::exchange(slot.charge, 0);
-    CountTaken(unit);
-    EndGroups(unit + 1);
-    SkipVoid();
-    changed.notify_all();
-    lock.unlock();
+    CopyUnit(unit);
     Pump();
     lock.lock();
   }
   is_draining = false;
   lock.unlock();
   ReleaseIfKept();
+}
+
+void LoadHandle::State::CopyUnit(size_t unit) {
+  const LoadUnit& step = units[unit];
+  Slot& slot = slots[unit];
+  if (trace) slot.copy_begin = LoadTrace::Clock::now();
+  LoadTarget::Copied copied =
+      target.Copy(step, items[step.item], slot.buffer.frame().subspan(slot.place.offset, slot.place.length));
+  if (!copied.status.ok())
+    devices->CountRefused(*target.CopierOf(items[step.item]), CopyDirection::kToDevice);
+  if (!copied.done) slot.buffer.Reset();
+  {
+    std::vector<BufferRef> dropped;  // released after the lock
+    std::lock_guard lock(mutex);
+    const bool is_void = IsVoid(unit);
+    taken_layers.are_whole &= copied.status.ok() && !is_void;
+    EndGroup(taken_layers, unit + 1);
+    is_copying = false;
+    if (copied.done) {
+      if (copied.is_marked) slot.copy = copied.done;
+      ++device_copies;
+    } else {
+      SettleCopy(unit, copied.status.ok());
+    }
+    if (!copied.status.ok() && !is_void) EndAt({.item = step.item, .unit = unit}, copied.status, &dropped);
+    SkipVoid();
+    changed.notify_all();
+  }
+  if (!copied.done) return;
+  AwaitCopy(unit, std::move(copied));
+}
+
+void LoadHandle::State::SettleCopy(size_t unit, bool is_copied) {
+  Slot& slot = slots[unit];
+  slot.phase = Slot::Phase::kTaken;
+  slot.is_copied = is_copied;
+  resident_bytes -= std::exchange(slot.charge, 0);
+  if (trace) trace->AddCopy(slot.copy_begin);
 }
 
 void LoadHandle::State::ReleaseBytes(uint64_t bytes) {
@@ -200,10 +242,12 @@ void LoadHandle::State::Cancel(Status why) {
   {
     std::vector<BufferRef> dropped;  // released after the lock
     std::shared_ptr<Lease::State> ended;
+    std::shared_ptr<DeviceUse> unused;
     std::unique_lock lock(mutex);
     if (next_take < units.size()) EndAt({.item = 0, .unit = next_take}, std::move(why), &dropped);
-    changed.wait(lock, [this] { return !is_copying; });
+    changed.wait(lock, [this] { return !is_copying && device_copies == 0; });
     ended.swap(lease);
+    unused.swap(devices);
     lock.unlock();
   }
   SetStarving(false, nullptr);

@@ -1,10 +1,13 @@
 #include "lib/storage/load_target.h"
 
 #include <algorithm>
+#include <map>
 #include <string>
 
 #include "lib/base/check.h"
 #include "lib/base/status_macros.h"
+#include "lib/device/device_set.h"
+#include "lib/device/eventual_fence.h"
 #include "lib/memory/stream_copy.h"
 
 namespace terrace {
@@ -20,6 +23,10 @@ bool IsSizeKnown(const LeaseItem& item) {
 
 }  // namespace
 
+bool LoadTarget::NamesDevice(const PagedKvView& view) {
+  return view.stream != nullptr && view.stream->device()->properties().kind != DeviceKind::kHost;
+}
+
 LoadTarget LoadTarget::Nowhere() {
   LoadTarget target;
   target.kind_ = Kind::kNowhere;
@@ -27,7 +34,8 @@ LoadTarget LoadTarget::Nowhere() {
 }
 
 Result<LoadTarget> LoadTarget::Make(const LoadSink& sink, const KvSpec& spec,
-                                    std::span<const LeaseItem> items, TokenRange range) {
+                                    std::span<const LeaseItem> items, TokenRange range,
+                                    const DeviceSet* devices) {
   LoadTarget target;
   target.range_ = range;
   if (!sink.memory.empty() && !sink.views.empty())
@@ -47,7 +55,8 @@ Result<LoadTarget> LoadTarget::Make(const LoadSink& sink, const KvSpec& spec,
   target.kind_ = Kind::kViews;
   for (const PagedKvView& view : sink.views) {
     TERRACE_RETURN_IF_ERROR(view.Validate(spec, /*is_destination=*/true));
-    target.views_.push_back({view, PayloadLayout(spec, view.part)});
+    target.views_.push_back(
+        {.view = view, .layout = PayloadLayout(spec, view.part), .copier = nullptr, .after = nullptr});
   }
   const auto by_part = [](const PartView& a, const PartView& b) { return a.view.part < b.view.part; };
   std::sort(target.views_.begin(), target.views_.end(), by_part);
@@ -57,14 +66,42 @@ Result<LoadTarget> LoadTarget::Make(const LoadSink& sink, const KvSpec& spec,
                                   " twice; allowed: one view per part");
   }
   for (const LeaseItem& item : items) {
-    const bool has_view = std::any_of(target.views_.begin(), target.views_.end(),
-                                      [&](const PartView& part) { return part.view.part == item.id.part; });
-    if (!has_view) {
+    if (target.ViewOf(item) == nullptr) {
       return InvalidArgumentError("LoadSink.views lacks part " + PartText(item.id.part) +
                                   ", which the lookup asked for");
     }
   }
+  TERRACE_RETURN_IF_ERROR(target.ResolveDevices(devices));
   return target;
+}
+
+Status LoadTarget::ResolveDevices(const DeviceSet* devices) {
+  std::map<Stream*, std::shared_ptr<Event>> last_uses;
+  for (PartView& part : views_) {
+    if (!NamesDevice(part.view)) continue;
+    TERRACE_CHECK(devices != nullptr) << "a view of a device without devices";
+    TERRACE_ASSIGN_OR_RETURN(part.copier, devices->CopierOf(part.view));
+    if (part.copier == nullptr) continue;
+    has_device_ = true;
+    std::shared_ptr<Event>& last_use = last_uses[part.view.stream.get()];
+    if (!last_use) {
+      TERRACE_ASSIGN_OR_RETURN(last_use, part.view.stream->Record());
+    }
+    part.after = last_use;
+  }
+  for (PartView& part : views_) part.view.stream.reset();
+  return OkStatus();
+}
+
+const LoadTarget::PartView* LoadTarget::ViewOf(const LeaseItem& item) const {
+  const auto part = std::find_if(views_.begin(), views_.end(),
+                                 [&](const PartView& p) { return p.view.part == item.id.part; });
+  return part == views_.end() ? nullptr : &*part;
+}
+
+DeviceCopier* LoadTarget::CopierOf(const LeaseItem& item) const {
+  const PartView* part = ViewOf(item);
+  return part == nullptr ? nullptr : part->copier;
 }
 
 Status LoadTarget::CheckFit(size_t index, const LeaseItem& item) const {
@@ -74,24 +111,44 @@ Status LoadTarget::CheckFit(size_t index, const LeaseItem& item) const {
                               std::to_string(item.meta.payload_bytes));
 }
 
-void LoadTarget::Copy(const LoadUnit& unit, const LeaseItem& item, Bytes bytes) const {
+LoadTarget::Copied LoadTarget::Copy(const LoadUnit& unit, const LeaseItem& item, Bytes bytes) const {
   if (kind_ == Kind::kMemory) {
     if (!bytes.empty())
       StreamCopy(memory_[unit.item].data() + unit.payload_begin, bytes.data(), bytes.size());
-    return;
+    return {};
   }
-  if (kind_ != Kind::kViews) return;
-  const auto part = std::find_if(views_.begin(), views_.end(),
-                                 [&](const PartView& p) { return p.view.part == item.id.part; });
-  TERRACE_CHECK(part != views_.end()) << "a part without a view";
-  const TokenRange tokens = {std::max(range_.begin, item.payload_tokens.begin), item.matched_tokens.end};
-  if (tokens.begin >= tokens.end) return;
+  if (kind_ != Kind::kViews) return {};
+  const PartView* part = ViewOf(item);
+  TERRACE_CHECK(part != nullptr) << "a part without a view";
+  const TokenRange held = part->layout.HeldTokens(item.payload_tokens);
+  const TokenRange tokens = {std::max(range_.begin, held.begin), item.matched_tokens.end};
+  if (tokens.begin >= tokens.end) return {};
   // Offsets of the copy count from the payload's first byte, of which only the unit's layers are here and
   // touched.
   const auto payload_address = reinterpret_cast<uintptr_t>(bytes.data()) - unit.payload_begin;
+  const PagedCopy copy{.layout = part->layout, .view = part->view, .payload_tokens = held};
+  if (part->copier != nullptr) {
+    // Read only in this direction.
+    return Enqueue(*part, copy, tokens, unit.layers, reinterpret_cast<std::byte*>(payload_address));
+  }
   const Bytes payload(reinterpret_cast<const std::byte*>(payload_address), item.meta.payload_bytes);
-  ScatterLayers({.layout = part->layout, .view = part->view, .payload_tokens = item.payload_tokens}, tokens,
-                unit.layers, payload);
+  ScatterLayers(copy, tokens, unit.layers, payload);
+  return {};
+}
+
+LoadTarget::Copied LoadTarget::Enqueue(const PartView& part, const PagedCopy& copy, TokenRange tokens,
+                                       LayerSpan layers, std::byte* payload) {
+  const Result<KernelCopy> kernel = MakeKernelCopy(copy, tokens, layers, CopyDirection::kToDevice, payload);
+  if (!kernel.ok()) return {.status = kernel.status()};
+  if (kernel->args.num_tokens == 0 || kernel->args.num_planes == 0) return {};
+  Result<std::shared_ptr<Event>> done = part.copier->Copy(kernel->args, part.after.get());
+  if (done.ok()) return {.done = *std::move(done), .bytes = PagedCopyBytes(kernel->args)};
+  // A part of it may have been enqueued, or all of it and only the event was refused.
+  Result<std::shared_ptr<Event>> fence = part.copier->Fence(CopyDirection::kToDevice);
+  if (fence.ok()) return {.done = *std::move(fence), .status = done.status()};
+  return {.done = EventualFence(*part.copier, CopyDirection::kToDevice),
+          .status = done.status(),
+          .is_marked = false};
 }
 
 }  // namespace terrace

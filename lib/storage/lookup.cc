@@ -1,6 +1,7 @@
 // Lookup and Peek: the longest loadable prefix, and what protects it. Neither takes the manager's lock.
 #include <algorithm>
 #include <bit>
+#include <optional>
 
 #include "lib/base/status_macros.h"
 #include "lib/storage/asked.h"
@@ -22,12 +23,15 @@ Result<ManagerCore::Asked> ManagerCore::Ask(uint64_t request_id, const ChunkKey&
   TERRACE_RETURN_IF_ERROR(asked.root->CheckParts(parts));
   asked.parts.assign(parts.begin(), parts.end());
   if (asked.parts.empty()) asked.parts = asked.root->DefaultParts();
-  asked.request = leases_->TakeRequest(request_id);
-  if (asked.request && !asked.request->IsExtendedBy(asked.root, prompt)) {
+  asked.request = leases_->TakeRequest(request_id, asked.root, LeaseDeadline());
+  TERRACE_ASSIGN_OR_RETURN(std::optional<uint64_t> hashed,
+                           asked.request->Extend(asked.root, prompt, request_id != 0));
+  if (!hashed) {
     asked.other = std::move(asked.request);
+    asked.request = std::make_unique<RequestState>(std::make_shared<RequestChain>(asked.root));
+    TERRACE_ASSIGN_OR_RETURN(hashed, asked.request->Extend(asked.root, prompt, request_id != 0));
   }
-  if (!asked.request) asked.request = std::make_unique<RequestState>(asked.root);
-  TERRACE_RETURN_IF_ERROR(asked.request->Extend(prompt, request_id != 0));
+  hashed_tokens_->Add(hashed.value_or(0));
   return asked;
 }
 
@@ -39,7 +43,7 @@ void ManagerCore::KeepAsked(uint64_t request_id, Asked& asked) {
 MatchRequest ManagerCore::MatchRequestOf(const Asked& asked, const TokenView& prompt,
                                          uint64_t max_tokens) const {
   return {.root = *asked.root,
-          .keys = asked.request->hasher.full_keys(),
+          .keys = asked.request->keys,
           .prompt = prompt,
           .limit = std::min<uint64_t>(prompt.tokens.size(), max_tokens),
           .parts = asked.parts,

@@ -6,10 +6,25 @@
 
 #include "lib/base/check.h"
 #include "lib/base/status_macros.h"
+#include "lib/device/device_copier.h"
+#include "lib/device/device_set.h"
 #include "lib/storage/guarded_callbacks.h"
 #include "lib/storage/load_registry.h"
+#include "lib/storage/store_run.h"
 
 namespace terrace {
+namespace {
+
+// Where the pool is best: where the option says, else near the first device that says where it is.
+int NodeOfPool(const StorageOptions& options) {
+  if (options.numa_node != -1) return options.numa_node;
+  for (const DeviceOptions& device : options.devices) {
+    if (device.device->properties().numa_node >= 0) return device.device->properties().numa_node;
+  }
+  return -1;
+}
+
+}  // namespace
 
 Status StorageOptions::Validate() const {
   const auto bad = [](std::string field, std::string value, std::string allowed) {
@@ -22,6 +37,15 @@ Status StorageOptions::Validate() const {
   if (!(pin_budget >= 0.0 && pin_budget <= 1.0)) return bad("pin_budget", std::to_string(pin_budget), "0..1");
   if (numa_node < -1 || numa_node > 1023) return bad("numa_node", std::to_string(numa_node), "-1..1023");
   if (io_deadline <= Duration::zero()) return bad("io_deadline", "not positive", "> 0");
+  for (size_t i = 0; i < devices.size(); ++i) {
+    const std::string field = "devices[" + std::to_string(i) + "]";
+    if (Status status = ValidateDeviceOptions(devices[i]); !status.ok())
+      return status.WithContext("StorageOptions." + field);
+    for (size_t j = 0; j < i; ++j) {
+      if (devices[j].device == devices[i].device)
+        return bad(field + ".device", "that of devices[" + std::to_string(j) + "]", "each device once");
+    }
+  }
   if (!executor) return threads.Validate();
   return OkStatus();
 }
@@ -44,11 +68,14 @@ Result<std::shared_ptr<ManagerCore>> ManagerCore::Open(StorageOptions options, s
   TERRACE_ASSIGN_OR_RETURN(core->pool_, BufferPool::Create({.size_bytes = set.pool_bytes,
                                                             .huge_pages = set.huge_pages,
                                                             .share = set.share_pool,
-                                                            .numa_node = set.numa_node,
+                                                            .numa_node = NodeOfPool(set),
                                                             .log = core->log_.get(),
                                                             .metrics = core->metrics_.get()}));
+  TERRACE_RETURN_IF_ERROR(core->OpenDevices());  // measures on the pool's memory: before anything lies there
   MetricRegistry& metrics = *core->metrics_;
   core->lookups_ = metrics.GetCounter("terrace_manager_lookups_total", "Lookups");
+  core->hashed_tokens_ = metrics.GetCounter("terrace_index_hashed_tokens_total",
+                                            "Tokens hashed for requests; each once for one request id");
   core->lookup_tokens_ = metrics.GetCounter("terrace_manager_lookup_tokens_total", "Tokens asked for");
   core->matched_tokens_ = metrics.GetCounter("terrace_manager_matched_tokens_total", "Tokens found");
   core->stored_ = metrics.GetCounter("terrace_manager_stored_objects_total", "Objects published by Commit");
@@ -86,6 +113,8 @@ Result<std::shared_ptr<ManagerCore>> ManagerCore::Open(StorageOptions options, s
   core->strand_ = std::make_shared<Strand>(core->executor_, core->callback_exceptions_);
   core->loads_ = std::make_shared<LoadRegistry>(core->executor_, metrics);
   core->copy_strand_ = std::make_shared<Strand>(core->executor_, core->callback_exceptions_);
+  core->stores_ = std::make_shared<StoreQueue>(std::min(kCopyWindowBytes, core->pool_->size_bytes() / 4),
+                                               core->callback_exceptions_);
   core->reclaimer_ = std::make_unique<HostReclaimer>(*core);
   core->pool_->SetReclaimer(core->reclaimer_.get());
   core->events_ = set.events;

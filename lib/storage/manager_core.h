@@ -47,6 +47,10 @@
 
 namespace terrace {
 
+class DeviceSet;
+class DeviceUse;
+class StoreQueue;
+class StoreRun;
 struct RemoteQuestion;
 
 // What a put says of an object that its frame does not, and that tiers keep.
@@ -90,18 +94,21 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
   bool IsForkedChild() const;
 
  private:
+  friend class DeviceUse;
   friend class FrameStore;
   friend class HostReclaimer;
   friend class Lease;
   friend struct Lease::State;
   friend class LoadHandle;
   friend class LeasedChunk;
+  friend class StoreRun;
   friend struct LoadHandle::State;
   friend struct WritableChunk::State;
 
   static constexpr size_t kNoTier = SIZE_MAX;
   static constexpr uint64_t kWriteWindowBytes = uint64_t{32} << 20;  // in flight per lower tier
-  static constexpr size_t kMaxViewStores = 1024;                     // that wait for their copy
+  static constexpr size_t kMaxViewStores = 1024;                     // that are not copied yet
+  static constexpr uint64_t kCopyWindowBytes = uint64_t{256} << 20;  // in flight from devices
   static constexpr size_t kMaxFailedEvictions = 65536;
   static constexpr size_t kMaxSeenRemotely = 65536;
   static constexpr size_t kMaxPinName = 256;
@@ -295,6 +302,8 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
   void CompleteTiers(IndexEntry& entry, const ObjectPresence& object);
   Result<BufferRef> AllocateFrame(FrameHeader& header);
   void Abandon(const ObjectId& id, uint64_t store_id);
+  // Lies in a tier, or is on its way, as far as is known.
+  bool IsStoredOrComing(const ObjectId& id) const;
   void EndStoring(IndexEntry& entry, ObjectPart part);
   // `ticket`: of the Store that it is a part of; 0: one of its own.
   void PostPublish(std::shared_ptr<WritableChunk::State> chunk, uint64_t ticket);
@@ -312,11 +321,19 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
 
   // store_view.cc
   friend struct StoreHandle::State;
-  void CopyAndCommit(const std::shared_ptr<StoreHandle::State>& store);
   struct ViewChunk;  // one chunk of a Store of views
-  struct SourceEnd;
-  Status CopyOne(StoreHandle::State& store, const ViewChunk& chunk, const PromptSlice& content,
-                 size_t view_index, StoreReport& report);
+  Status TakeDown(const Asked& asked, const TokenView& prompt, std::span<const PagedKvView> views,
+                  StoreHandle::State& store) const;
+  Result<std::shared_ptr<DeviceUse>> TakeDownDevices(std::span<const PagedKvView> views,
+                                                     StoreHandle::State& store);
+
+  // device_use.cc
+  Status OpenDevices();
+  // Keeps the devices, and pointers to copiers, until the last reference is gone. kInvalidArgument: the
+  // manager has no devices; kFailedPrecondition: it is closed.
+  Result<std::shared_ptr<DeviceUse>> UseDevices();
+  Status AwaitDevices(TimePoint deadline);  // until nobody uses them
+  void CloseDevices();
 
   // write_behind.cc
   // Of `meta` all but the run's key, which only these writes need.
@@ -371,10 +388,12 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
   std::shared_ptr<Executor> executor_;
   std::shared_ptr<Strand> strand_;            // seals, publishes, writes the roots table: in order of Commit
   std::shared_ptr<Strand> copy_strand_;       // copies out of views, in order of Store
+  std::shared_ptr<StoreQueue> stores_;        // those that copy_strand_ has begun to copy
   std::unique_ptr<HostReclaimer> reclaimer_;  // outlives what pool_ calls
   std::unique_ptr<BufferPool> pool_;
-  std::shared_ptr<LoadRegistry> loads_;  // shared with the pool's notices
-  std::vector<TierState> tiers_;         // fixed after Open, but for what their comments say
+  std::unique_ptr<DeviceSet> device_set_;  // null without devices, and once closed; see UseDevices
+  std::shared_ptr<LoadRegistry> loads_;    // shared with the pool's notices
+  std::vector<TierState> tiers_;           // fixed after Open, but for what their comments say
 
   std::mutex close_mutex_;  // one Close at a time; taken before mutex_
   mutable std::mutex mutex_;
@@ -387,7 +406,8 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
   bool tiers_closed_ = false;
   uint64_t erasures_ = 0;                                          // calls of Erase and Clear
   uint64_t next_id_ = 1;                                           // of stores and tickets
-  size_t view_stores_ = 0;                                         // stores of views that wait for their copy
+  size_t device_uses_ = 0;                                         // DeviceUse objects
+  size_t view_stores_ = 0;                                         // stores of views that are not copied yet
   absl::flat_hash_map<ObjectId, uint64_t, ObjectIdHash> storing_;  // what is_storing marks, by whom
 
   // Threads of their own kind, see their headers.
@@ -411,6 +431,7 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
   Counter* prefetched_bytes_ = nullptr;
   Counter* lookups_ = nullptr;
   Counter* lookup_tokens_ = nullptr;
+  Counter* hashed_tokens_ = nullptr;
   Counter* matched_tokens_ = nullptr;
   Counter* stored_ = nullptr;
   Counter* superseded_ = nullptr;

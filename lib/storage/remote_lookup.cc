@@ -126,7 +126,7 @@ void ManagerCore::AskRemote(const std::shared_ptr<Lease::State>& lease, const As
   question->trace = tracer.Take();
   question->asked_at = std::chrono::steady_clock::now();
   const uint64_t chunk_tokens = asked.root->spec.tokens_per_chunk;
-  const std::span<const ChunkKey> keys = asked.request->hasher.full_keys();
+  const std::span<const ChunkKey> keys = asked.request->keys;
   const uint64_t num_keys = std::min<uint64_t>(keys.size(), limit / chunk_tokens);
   for (uint64_t i = question->first_chunk; i < num_keys; ++i) question->keys.push_back(keys[i]);
   question->parent = question->first_chunk == 0 ? asked.root->root : keys[question->first_chunk - 1];

@@ -75,7 +75,7 @@ bool RootTable::NeedsParent(uint32_t number, uint16_t group, uint64_t first_toke
   if (!state) return !runs_stand_alone_;
   const uint64_t chunk = first_token / state->spec.tokens_per_chunk;
   if (runs_stand_alone_ && RunBegin(chunk) == chunk) return false;
-  return group >= state->spec.groups.size() || state->RuleOf(group) != Retention::kState;
+  return group >= state->spec.groups.size() || state->RuleOf(group) == Retention::kFull;
 }
 
 }  // namespace terrace

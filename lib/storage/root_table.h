@@ -48,9 +48,10 @@ class RootTable {
   std::vector<RootStateRef> All() const;
   // Before the first call: StorageOptions::runs_stand_alone.
   void SetRunsStandAlone(bool stand_alone) { runs_stand_alone_ = stand_alone; }
-  // Whether an object of the group at `first_token` needs the chunk before its own: states do not, nor do the
-  // first of a prefix, and of a run where runs stand alone. Of an unknown root nothing more can be said: yes,
-  // but not where runs stand alone.
+  // Whether an object of the group at `first_token` needs the chunk before its own: states do not, nor does
+  // what lies in a window (it serves a boundary behind it, together with what lies between; an engine may
+  // hold no more), nor do the first of a prefix, and of a run where runs stand alone. Of an unknown root
+  // nothing more can be said: yes, but not where runs stand alone.
   bool NeedsParent(uint32_t number, uint16_t group, uint64_t first_token) const;
 
  private:

@@ -16,7 +16,8 @@ std::vector<uint64_t> LayerBytes(const KvSpec& spec, ObjectPart part, uint64_t n
   std::vector<uint64_t> bytes;
   if (spec.payload_form != PayloadForm::kCanonical) return bytes;
   for (uint32_t layer = 0; layer < spec.layers.size(); ++layer) {
-    if (const uint64_t n = spec.LayerBytesPerToken(layer, part) * num_tokens; n > 0) bytes.push_back(n);
+    const uint64_t n = spec.LayerBytesPerToken(layer, part) * spec.PayloadTokens(part, num_tokens);
+    if (n > 0) bytes.push_back(n);
   }
   return bytes;
 }
@@ -60,8 +61,7 @@ Result<PrepareResult> ManagerCore::Prepare(uint64_t request_id, const ChunkKey& 
   for (uint64_t begin = range.begin; begin < range.end && out.status.ok(); begin += chunk) {
     const TokenRange tokens{begin, std::min(begin + chunk, range.end)};
     const bool is_full = tokens.end - tokens.begin == chunk;
-    const ChunkKey key =
-        is_full ? asked.request->hasher.full_keys()[begin / chunk] : KeyOfTail(asked, prompt, tokens);
+    const ChunkKey key = is_full ? asked.request->keys[begin / chunk] : KeyOfTail(asked, prompt, tokens);
     const PromptSlice content(prompt, tokens);
     for (const ObjectPart part : asked.parts) {
       out.status = PrepareOne(
@@ -241,6 +241,11 @@ void ManagerCore::Abandon(const ObjectId& id, uint64_t store_id) {
     RemoveIfEmpty(id.key);
   }
   SendEvictions(std::move(evictions));
+}
+
+bool ManagerCore::IsStoredOrComing(const ObjectId& id) const {
+  std::lock_guard lock(mutex_);
+  return IsReachableFrom(index_->Find(id.key), id.part, 0, true) || IsSeenRemotely(id, 0);
 }
 
 void ManagerCore::Commit(std::vector<WritableChunk> chunks) {

@@ -292,11 +292,16 @@ uint64_t KvSpec::LayerBytesPerToken(uint32_t layer, ObjectPart part) const {
   return bytes;
 }
 
+uint64_t KvSpec::PayloadTokens(ObjectPart part, uint64_t num_tokens) const {
+  const bool is_state = part.group < groups.size() && groups[part.group].rule == Retention::kState;
+  return is_state ? std::min<uint64_t>(num_tokens, 1) : num_tokens;
+}
+
 uint64_t KvSpec::PayloadBytes(ObjectPart part, uint32_t num_tokens) const {
   if (payload_form != PayloadForm::kCanonical) return 0;
   uint64_t bytes = 0;
   for (uint32_t layer = 0; layer < layers.size(); ++layer)
-    bytes += LayerBytesPerToken(layer, part) * num_tokens;
+    bytes += LayerBytesPerToken(layer, part) * PayloadTokens(part, num_tokens);
   return bytes;
 }
 

@@ -169,7 +169,7 @@ void ManagerModel::CheckPinned(const std::string& name, const ModelPin& pin, boo
 // --- life of an object
 
 bool ManagerModel::NeedsParent(const ModelNode& node, ObjectPart part) const {
-  return node.first_token > 0 && roots_[node.root].GroupOf(part).rule != Retention::kState;
+  return node.first_token > 0 && roots_[node.root].GroupOf(part).rule == Retention::kFull;
 }
 
 bool ManagerModel::IsReachable(const ModelNode& node, ObjectPart part, size_t tier, bool or_coming) const {
@@ -201,7 +201,7 @@ bool ManagerModel::HasHoleBelow(const ModelNode& node) const {
   // Elsewhere an object needs the chunk before it, and the chunk is known as long as it does.
   const std::vector<GroupSpec>& groups = roots_[node.root].spec.groups;
   if (std::none_of(groups.begin(), groups.end(),
-                   [](const GroupSpec& group) { return group.rule == Retention::kState; })) {
+                   [](const GroupSpec& group) { return group.rule != Retention::kFull; })) {
     return false;
   }
   const auto is_known = [](const ModelNode& n) {

@@ -114,8 +114,12 @@ void ModelRun::Prepare() {
     if (!Expect(asked != walk.asked.end(), "a size was asked for that is not of this store"))
       return InternalError("");
     ModelObject& object = model_->ObjectOf(*asked->node, part);
-    model_->Expect(object.claim == 0 && !object.IsAnywhere(), "absent for the manager, not for the model",
-                   *asked->node, part);
+    // What was committed may have been published and have lost its only write since.
+    const bool may_be_lost = has_run_since_commit_ &&
+                             std::any_of(committed_.begin(), committed_.end(),
+                                         [&](const Committed& done) { return done.claim == object.claim; });
+    model_->Expect((object.claim == 0 || may_be_lost) && !object.IsAnywhere(),
+                   "absent for the manager, not for the model", *asked->node, part);
     asked->claim = object.claim = model_->NewNumber();
     asked->payload_bytes = DrawPayloadBytes(root, tokens, part);
     asked->is_refused = Chance(0.01);
