@@ -13,7 +13,10 @@ function(terrace_module name)
   set_property(GLOBAL APPEND PROPERTY TERRACE_MODULE_DEPENDS ${arg_DEPENDS})
 endfunction()
 
-set(TERRACE_WARNINGS -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Wno-missing-field-initializers)
+set(TERRACE_WARNINGS "")  # of the C++ compiler: nvcc does not know them
+foreach(flag IN ITEMS -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Wno-missing-field-initializers)
+  list(APPEND TERRACE_WARNINGS $<$<COMPILE_LANGUAGE:C,CXX>:${flag}>)
+endforeach()
 
 # Sources that include gRPC's headers take seconds each, nearly all of it for these: with TERRACE_UNITY_BUILD
 # (the presets of scripts/test.sh) several are compiled as one.

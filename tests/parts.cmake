@@ -5,6 +5,7 @@ terrace_test(conformance_test
                      conformance/conformance_life.cc conformance/conformance_pressure.cc conformance/test_object.cc
                      conformance/fault_test.cc conformance/kept_backend.cc support/fault_backend.cc)
 include(${PROJECT_SOURCE_DIR}/backends/nvme/tests/tests.cmake OPTIONAL)
+include(gpu/tests.cmake)
 include(fuzz/fuzz.cmake)
 include(${PROJECT_SOURCE_DIR}/tests/wire/tests.cmake OPTIONAL)
 find_package(nlohmann_json REQUIRED)
