@@ -10,107 +10,19 @@
 #include <ctime>
 #include <functional>
 #include <memory>
-#include <numeric>
-#include <random>
 #include <thread>
 
+#include "benchmarks/engine_pages.h"
+#include "benchmarks/stream_probe.h"
+#include "kernels/host_launcher.h"
 #include "lib/base/check.h"
+#include "lib/base/status_macros.h"
 #include "lib/codec/paged_copy.h"
 #include "lib/memory/stream_copy.h"
 #include "terrace/bytes.h"
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 namespace terrace::bench {
 namespace {
-
-using CopyFunction = void (*)(std::byte* dst, const std::byte* src, size_t n);
-
-struct ProbeSetting {
-  const char* name;
-  CopyFunction copy;
-};
-
-#if defined(__x86_64__)
-
-// The probe: `kPages` pages at once, `kLines` cache lines of each per step, then a fence. What is left of a
-// line at both ends, and of the pages at the end, goes in order.
-template <int kPages, int kLines>
-__attribute__((target("avx2"))) void ProbeAvx2(std::byte* dst, const std::byte* src, size_t n) {
-  const size_t head = std::min<size_t>(n, -reinterpret_cast<uintptr_t>(dst) % 64);
-  std::memcpy(dst, src, head);
-  size_t at = head;
-  for (; at + kPages * 4096 <= n; at += kPages * 4096) {
-    for (size_t line = 0; line < 4096; line += 64 * kLines) {
-#pragma GCC unroll 32
-      for (int v = 0; v < kPages * kLines * 2; ++v) {
-        const size_t place = at + static_cast<size_t>(v / (2 * kLines)) * 4096 + line +
-                             static_cast<size_t>(v % (2 * kLines)) * 32;
-        const __m256i value = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(src + place));
-        _mm256_stream_si256(reinterpret_cast<__m256i*>(dst + place), value);
-      }
-    }
-  }
-  for (; at + 32 <= n; at += 32) {
-    _mm256_stream_si256(reinterpret_cast<__m256i*>(dst + at),
-                        _mm256_loadu_si256(reinterpret_cast<const __m256i*>(src + at)));
-  }
-  _mm_sfence();
-  std::memcpy(dst + at, src + at, n - at);
-}
-
-template <int kPages, int kLines>
-__attribute__((target("avx512f"))) void ProbeAvx512(std::byte* dst, const std::byte* src, size_t n) {
-  const size_t head = std::min<size_t>(n, -reinterpret_cast<uintptr_t>(dst) % 64);
-  std::memcpy(dst, src, head);
-  size_t at = head;
-  for (; at + kPages * 4096 <= n; at += kPages * 4096) {
-    for (size_t line = 0; line < 4096; line += 64 * kLines) {
-#pragma GCC unroll 32
-      for (int v = 0; v < kPages * kLines; ++v) {
-        const size_t place =
-            at + static_cast<size_t>(v / kLines) * 4096 + line + static_cast<size_t>(v % kLines) * 64;
-        _mm512_stream_si512(reinterpret_cast<__m512i*>(dst + place), _mm512_loadu_si512(src + place));
-      }
-    }
-  }
-  for (; at + 64 <= n; at += 64) {
-    _mm512_stream_si512(reinterpret_cast<__m512i*>(dst + at), _mm512_loadu_si512(src + at));
-  }
-  _mm_sfence();
-  std::memcpy(dst + at, src + at, n - at);
-}
-
-void ProbeRepMovs(std::byte* dst, const std::byte* src, size_t n) {
-  asm volatile("rep movsb" : "+D"(dst), "+S"(src), "+c"(n) : : "memory");
-}
-
-std::vector<ProbeSetting> ProbeSettings() {
-  std::vector<ProbeSetting> settings = {{"rep movsb", ProbeRepMovs}};
-  if (__builtin_cpu_supports("avx2")) {
-    settings.push_back({"avx2 pages:1 lines:1", ProbeAvx2<1, 1>});
-    settings.push_back({"avx2 pages:1 lines:4", ProbeAvx2<1, 4>});
-    settings.push_back({"avx2 pages:4 lines:2", ProbeAvx2<4, 2>});
-  }
-  if (__builtin_cpu_supports("avx512f")) {
-    settings.push_back({"avx512 pages:1 lines:1", ProbeAvx512<1, 1>});
-    settings.push_back({"avx512 pages:1 lines:4", ProbeAvx512<1, 4>});
-    settings.push_back({"avx512 pages:4 lines:1", ProbeAvx512<4, 1>});
-    settings.push_back({"avx512 pages:4 lines:2", ProbeAvx512<4, 2>});
-    settings.push_back({"avx512 pages:8 lines:1", ProbeAvx512<8, 1>});
-  }
-  return settings;
-}
-
-#else
-
-std::vector<ProbeSetting> ProbeSettings() {
-  return {{"memcpy", [](std::byte* dst, const std::byte* src, size_t n) { std::memcpy(dst, src, n); }}};
-}
-
-#endif
 
 // Anonymous memory, touched, in huge pages or in pages of 4 KiB.
 class Arena {
@@ -153,7 +65,6 @@ double ThreadSeconds() {
 using CopySlot = std::function<void(const Sides& sides, uint64_t slot)>;
 
 struct Contender {
-  std::string name;
   CopySlot copy;
   std::vector<double> gbps;
 };
@@ -174,6 +85,8 @@ class Rounds {
       }
     }
   }
+
+  const Sides& sides() const { return *sides_[0]; }
 
  private:
   double RunOnce(const CopySlot& copy) {
@@ -209,16 +122,12 @@ double Median(std::vector<double> values) {
 }
 
 // The library first, memcpy second, then the probe's settings.
-CopyResult Summarise(std::string op, const std::vector<Contender>& contenders) {
+CopyResult Summarise(const std::vector<Contender>& contenders) {
   CopyResult result;
-  result.op = std::move(op);
   result.library_gbps = Median(contenders[0].gbps);
   result.memcpy_gbps = Median(contenders[1].gbps);
   for (size_t i = 2; i < contenders.size(); ++i) {
-    if (const double gbps = Median(contenders[i].gbps); gbps > result.probe_gbps) {
-      result.probe_gbps = gbps;
-      result.probe_setting = contenders[i].name;
-    }
+    result.probe_gbps = std::max(result.probe_gbps, Median(contenders[i].gbps));
   }
   return result;
 }
@@ -238,106 +147,133 @@ void Memcpy(std::byte* dst, const std::byte* src, size_t n) { std::memcpy(dst, s
 
 std::vector<Contender> ContiguousContenders(uint64_t bytes, bool to_pool) {
   std::vector<Contender> contenders;
-  contenders.push_back({"library", Contiguous(StreamCopy, bytes, to_pool), {}});
-  contenders.push_back({"memcpy", Contiguous(Memcpy, bytes, to_pool), {}});
+  contenders.push_back({Contiguous(StreamCopy, bytes, to_pool), {}});
+  contenders.push_back({Contiguous(Memcpy, bytes, to_pool), {}});
   for (const ProbeSetting& setting : ProbeSettings()) {
-    contenders.push_back({setting.name, Contiguous(setting.copy, bytes, to_pool), {}});
+    contenders.push_back({Contiguous(setting.copy, bytes, to_pool), {}});
   }
   return contenders;
 }
 
-// One layer with one plane, a block of one token per piece: the caller's arena as pages in shuffled order.
-class Pages {
- public:
-  Pages(uint64_t arena_bytes, uint64_t bytes, uint64_t piece_bytes)
-      : piece_bytes_(piece_bytes), tokens_per_copy_(bytes / piece_bytes), table_(arena_bytes / piece_bytes) {
-    std::iota(table_.begin(), table_.end(), 0);
-    std::shuffle(table_.begin(), table_.end(), std::mt19937_64(1));
-    const auto plane_bytes = static_cast<uint32_t>(piece_bytes);
-    spec_.model_id = "copies";
-    spec_.payload_form = PayloadForm::kCanonical;
-    spec_.layers = {{0, {{PlaneKind::kLatent, DType::kU8, 1, plane_bytes, plane_bytes}}}};
-  }
+// The library's gather or scatter of a chunk.
+CopySlot PagedCopySlot(const EnginePages& pages, CopyDirection direction) {
+  return [&pages, direction](const Sides& sides, uint64_t chunk) {
+    std::vector<PlaneView> planes;
+    const PagedKvView view = pages.ViewOf(sides.caller.data(), planes);
+    const TokenRange tokens = pages.TokensOf(chunk);
+    const uint64_t bytes = pages.layout().bytes_per_token() * (tokens.end - tokens.begin);
+    const MutableBytes payload(sides.pool.data() + chunk * bytes, bytes);
+    const PagedCopy copy = {pages.layout(), view, tokens};
+    const LayerSpan layers = {0, pages.layout().num_layers()};
+    if (direction == CopyDirection::kToHost) {
+      TERRACE_CHECK(GatherLayers(copy, tokens, layers, payload).ok());
+    } else {
+      ScatterLayers(copy, tokens, layers, payload);
+    }
+  };
+}
 
-  uint64_t bytes_per_copy() const { return tokens_per_copy_ * piece_bytes_; }
-
-  CopySlot Library(bool to_pool) const {
-    return [this, to_pool, layout = PayloadLayout(spec_, {})](const Sides& sides, uint64_t slot) {
-      const auto stride = static_cast<int64_t>(piece_bytes_);
-      const PlaneView plane = {.base = sides.caller.data(),
-                               .block_stride = stride,
-                               .token_stride = stride,
-                               .run_bytes = static_cast<uint32_t>(piece_bytes_)};
-      PagedKvView view;
-      view.planes = {&plane, 1};
-      view.block_table = table_;
-      view.tokens_per_block = 1;
-      view.num_tokens = table_.size();
-      const TokenRange tokens = {slot * tokens_per_copy_, (slot + 1) * tokens_per_copy_};
-      const MutableBytes payload(sides.pool.data() + slot * bytes_per_copy(), bytes_per_copy());
-      if (to_pool) {
-        TERRACE_CHECK(GatherLayers({layout, view, tokens}, tokens, {0, 1}, payload).ok());
-      } else {
-        ScatterLayers({layout, view, tokens}, tokens, {0, 1}, payload);
-      }
-    };
-  }
-
-  CopySlot PieceByPiece(bool to_pool) const {
-    return [this, to_pool](const Sides& sides, uint64_t slot) {
-      for (uint64_t i = slot * tokens_per_copy_; i < (slot + 1) * tokens_per_copy_; ++i) {
-        std::byte* pool = sides.pool.data() + i * piece_bytes_;
-        std::byte* page = sides.caller.data() + static_cast<uint64_t>(table_[i]) * piece_bytes_;
-        std::memcpy(to_pool ? pool : page, to_pool ? page : pool, piece_bytes_);
-      }
-    };
-  }
-
- private:
-  const uint64_t piece_bytes_;
-  const uint64_t tokens_per_copy_;
-  std::vector<int64_t> table_;
-  KvSpec spec_;
+// Where a piece begins in its side's memory.
+struct PiecePlace {
+  uint64_t pool = 0;
+  uint64_t caller = 0;
 };
+
+// The same with memcpy, piece by piece, the places computed before.
+CopySlot PieceByPiece(const EnginePages& pages, uint64_t piece_bytes, CopyDirection direction,
+                      const Sides& any) {
+  const bool to_pool = direction == CopyDirection::kToHost;
+  std::vector<std::vector<PiecePlace>> places(pages.num_chunks());
+  std::vector<PlaneView> whole;
+  const Status valid = pages.ViewOf(any.caller.data(), whole).Validate(pages.spec(), !to_pool);
+  TERRACE_CHECK(valid.ok()) << valid.ToString();
+  for (uint64_t chunk = 0; chunk < places.size(); ++chunk) {
+    std::vector<PlaneView> planes;
+    const PagedKvView view = pages.ViewOf(any.caller.data(), planes);
+    const TokenRange tokens = pages.TokensOf(chunk);
+    const PagedCopy copy = {pages.layout(), view, tokens};
+    const uint64_t begin = chunk * pages.layout().bytes_per_token() * (tokens.end - tokens.begin);
+    const Result<KernelCopy> kernel =
+        MakeKernelCopy(copy, tokens, {0, pages.layout().num_layers()}, direction, any.pool.data() + begin);
+    TERRACE_CHECK(kernel.ok()) << kernel.status().ToString();
+    ForEachCopyPiece(kernel->args, [&](const CopyPiece& piece) {
+      const std::byte* pool = to_pool ? piece.dst : piece.src;
+      const std::byte* caller = to_pool ? piece.src : piece.dst;
+      // Neighbouring blocks are one piece here; the memcpy that is compared with does not see that.
+      for (uint64_t at = 0; at < piece.bytes; at += piece_bytes) {
+        places[chunk].push_back({static_cast<uint64_t>(pool - any.pool.data()) + at,
+                                 static_cast<uint64_t>(caller - any.caller.data()) + at});
+      }
+    });
+  }
+  return [places = std::move(places), piece_bytes, to_pool](const Sides& sides, uint64_t chunk) {
+    for (const PiecePlace& place : places[chunk]) {
+      std::byte* pool = sides.pool.data() + place.pool;
+      std::byte* caller = sides.caller.data() + place.caller;
+      std::memcpy(to_pool ? pool : caller, to_pool ? caller : pool, piece_bytes);
+    }
+  };
+}
+
+// The copies of one layout, in both directions.
+void MeasureLayout(const CopyBenchOptions& options, const EngineShape& shape, int threads, Rounds& rounds,
+                   std::vector<CopyResult>& results) {
+  const EnginePages pages(shape, options.arena_bytes, options.chunk_bytes);
+  for (const CopyDirection direction : {CopyDirection::kToHost, CopyDirection::kToDevice}) {
+    const bool to_pool = direction == CopyDirection::kToHost;
+    std::vector<Contender> contenders = ContiguousContenders(options.chunk_bytes, to_pool);
+    contenders[0].copy = PagedCopySlot(pages, direction);
+    contenders[1].copy = PieceByPiece(pages, shape.piece_bytes, direction, rounds.sides());
+    rounds.Run(contenders);
+    CopyResult& result = results.emplace_back(Summarise(contenders));
+    result.op = to_pool ? "gather" : "scatter";
+    result.layout = EngineLayoutName(shape.layout);
+    result.piece_bytes = shape.piece_bytes;
+    result.threads = threads;
+  }
+}
+
+void MeasureContiguous(const CopyBenchOptions& options, uint64_t bytes, int threads,
+                       std::vector<CopyResult>& results) {
+  Rounds rounds(options, threads, bytes);
+  for (const bool to_pool : {true, false}) {
+    std::vector<Contender> contenders = ContiguousContenders(bytes, to_pool);
+    rounds.Run(contenders);
+    CopyResult& result = results.emplace_back(Summarise(contenders));
+    result.op = "contiguous";
+    result.layout = to_pool ? "to_pool" : "from_pool";
+    result.piece_bytes = bytes;
+    result.threads = threads;
+  }
+}
 
 }  // namespace
 
 std::string CopyResult::ToJson() const {
   char line[512];
   std::snprintf(line, sizeof(line),
-                "{\"op\": \"%s\", \"bytes\": %llu, \"piece_bytes\": %llu, \"threads\": %d, \"library_gbps\": "
-                "%.2f, \"probe_gbps\": %.2f, \"memcpy_gbps\": %.2f, \"ratio\": %.3f, \"ratio_memcpy\": %.3f, "
-                "\"probe_setting\": \"%s\"}",
-                op.c_str(), static_cast<unsigned long long>(bytes),
-                static_cast<unsigned long long>(piece_bytes), threads, library_gbps, probe_gbps, memcpy_gbps,
-                ratio(), ratio_memcpy(), probe_setting.c_str());
+                "{\"op\": \"%s\", \"layout\": \"%s\", \"piece_bytes\": %llu, \"threads\": %d, "
+                "\"library_gbps\": %.2f, \"probe_gbps\": %.2f, \"memcpy_gbps\": %.2f, \"ratio\": %.3f}",
+                op.c_str(), layout.c_str(), static_cast<unsigned long long>(piece_bytes), threads,
+                library_gbps, probe_gbps, memcpy_gbps, ratio());
   return line;
 }
 
-std::vector<CopyResult> MeasureCopies(const CopyBenchOptions& options) {
-  std::vector<CopyResult> results;
-  for (const uint64_t bytes : options.sizes_bytes) {
-    for (const int threads : options.threads) {
-      Rounds rounds(options, threads, bytes);
-      const auto measure = [&](const char* op, uint64_t piece_bytes, std::vector<Contender> contenders) {
-        rounds.Run(contenders);
-        CopyResult& result = results.emplace_back(Summarise(op, contenders));
-        result.bytes = bytes;
-        result.piece_bytes = piece_bytes;
-        result.threads = threads;
-      };
-      measure("to_pool", 0, ContiguousContenders(bytes, true));
-      measure("from_pool", 0, ContiguousContenders(bytes, false));
-      for (const uint64_t piece_bytes : options.piece_sizes_bytes) {
-        const Pages pages(options.arena_bytes, bytes, piece_bytes);
-        for (const bool to_pool : {true, false}) {
-          std::vector<Contender> contenders = ContiguousContenders(bytes, to_pool);
-          contenders[0].copy = pages.Library(to_pool);
-          contenders[1].copy = pages.PieceByPiece(to_pool);
-          measure(to_pool ? "gather" : "scatter", piece_bytes, std::move(contenders));
-        }
-      }
+Result<std::vector<CopyResult>> MeasureCopies(const CopyBenchOptions& options) {
+  std::vector<EngineShape> shapes;
+  for (const EngineLayout layout : {EngineLayout::kVllmFlashAttention, EngineLayout::kVllmCrossLayer,
+                                    EngineLayout::kSglangMha, EngineLayout::kTrtllmCrossLayer}) {
+    for (const uint64_t piece_bytes : options.piece_sizes_bytes) {
+      TERRACE_ASSIGN_OR_RETURN(shapes.emplace_back(), ShapeOfPieces(layout, piece_bytes));
     }
+  }
+  TERRACE_ASSIGN_OR_RETURN(shapes.emplace_back(), ShapeOfPieces(EngineLayout::kTrtllmCrossLayer, 256));
+
+  std::vector<CopyResult> results;
+  for (const int threads : options.threads) {
+    for (const uint64_t bytes : options.sizes_bytes) MeasureContiguous(options, bytes, threads, results);
+    Rounds rounds(options, threads, options.chunk_bytes);
+    for (const EngineShape& shape : shapes) MeasureLayout(options, shape, threads, rounds, results);
   }
   return results;
 }

@@ -46,10 +46,27 @@ class BenchTest(unittest.TestCase):
         self.assertTrue(all(row["library_us"] > 0 and row["payload_bytes"] == 2 << 20 for row in measured))
 
     def test_copy(self):
-        measured = rows("copy", "--bytes", str(1 << 20), "--threads", "1", "--repeat", "1")
-        self.assertIn("to_pool", [row["op"] for row in measured])
+        measured = rows("copy", "--bytes", str(1 << 20), "--chunk-bytes", str(1 << 20), "--threads", "1", "--repeat", "1")
+        kinds = {(row["op"], row["layout"], row["piece_bytes"]) for row in measured}
+        self.assertEqual(len(kinds), len(measured))
+        paged = {(op, layout, piece) for op in ["gather", "scatter"] for piece in [2 << 10, 32 << 10]
+                 for layout in ["vllm_flash_attention", "vllm_cross_layer", "sglang_mha", "trtllm_cross_layer"]}
+        self.assertLessEqual(paged | {("contiguous", "to_pool", 1 << 20), ("contiguous", "from_pool", 1 << 20)}, kinds)
         for row in measured:
+            self.assertEqual(list(row), ["op", "layout", "piece_bytes", "threads", "library_gbps", "probe_gbps",
+                                         "memcpy_gbps", "ratio"])
+            self.assertGreater(row["memcpy_gbps"], 0)
             self.assertAlmostEqual(row["ratio"], row["library_gbps"] / row["probe_gbps"], places=2)
+
+    def test_copy_says_what_devices_there_are(self):
+        arguments = ["bench", "copy", "--bytes", str(1 << 20), "--chunk-bytes", str(1 << 20), "--threads", "1",
+                     "--repeat", "1"]
+        result = run(*arguments)
+        self.assertEqual(result.returncode, 0)
+        self.assertRegex(result.stderr, "^(no device was measured: .+|device 0: .+)")
+        result = run(*arguments, "--device", "999")
+        self.assertEqual((result.returncode, result.stdout), (1, ""))
+        self.assertIn("Unavailable", result.stderr)
 
     def test_index(self):
         measured = rows("index", "--entries", "20000", "--children", "1000", "--threads", "1", "--repeat", "1")

@@ -6,9 +6,12 @@
 #include <fstream>
 #include <functional>
 #include <map>
+#include <memory>
+#include <optional>
 #include <string>
 
 #include "benchmarks/copy_probe.h"
+#include "benchmarks/device_calibration.h"
 #include "benchmarks/index_probe.h"
 #include "benchmarks/lookup_probe.h"
 #include "benchmarks/nvme_probe.h"
@@ -66,12 +69,26 @@ void AddStore(CLI::App* bench, Run& run) {
 
 void AddCopy(CLI::App* bench, Run& run) {
   CLI::App* command =
-      bench->add_subcommand("copy", "Copies between pool and caller beside a streaming probe");
+      bench->add_subcommand("copy", "Copies between pool and engines' pages beside a streaming probe");
   auto options = std::make_shared<bench::CopyBenchOptions>();
-  command->add_option("--bytes", options->sizes_bytes, "sizes of one copy")->capture_default_str();
+  command->add_option("--bytes", options->sizes_bytes, "sizes of one contiguous copy")->capture_default_str();
+  command
+      ->add_option("--chunk-bytes", options->chunk_bytes, "that are gathered and scattered at once, x 1 MiB")
+      ->check(CLI::Range(uint64_t{1} << 20, uint64_t{1} << 30))
+      ->capture_default_str();
   command->add_option("--threads", options->threads)->check(CLI::Range(1, 256))->capture_default_str();
   command->add_option("--repeat", options->repetitions)->check(CLI::Range(1, 100000))->capture_default_str();
-  command->callback([options, &run] { run = [options] { return RowsOf(bench::MeasureCopies(*options)); }; });
+  const auto device = std::make_shared<std::optional<int>>();
+  command->add_option("--device", *device, "a CUDA device whose strategies are measured; all without it")
+      ->check(CLI::Range(0, 1024));
+  command->callback([options, device, &run] {
+    run = [options, device] {
+      const Result<std::string> calibration = bench::CalibrateDevices(*device);
+      if (!calibration.ok()) throw std::runtime_error(calibration.status().ToString());
+      std::fputs(calibration->c_str(), stderr);  // for people; standard output holds rows alone
+      return RowsOf(bench::MeasureCopies(*options));
+    };
+  });
 }
 
 void AddIndex(CLI::App* bench, Run& run) {
