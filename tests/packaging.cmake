@@ -24,6 +24,15 @@ if(TERRACE_BUILD_EXAMPLES)
                       COMMAND ${CMAKE_COMMAND} -D PROGRAM=$<TARGET_FILE:store_and_load>
                               -D WORK_DIR=${PROJECT_BINARY_DIR}/example_store_and_load
                               -P ${here}/packaging/run_example.cmake)
+  set(program)
+  if(TARGET terrace_program)
+    set(program $<TARGET_FILE:terrace_program>)
+  endif()
+  terrace_script_test(example_paged_engine COMMAND ${PROJECT_SOURCE_DIR}/examples/03_paged_engine/run.sh
+                                                   $<TARGET_FILE:paged_engine> ${program})
+  terrace_script_test(example_paged_engine_cuda COMMAND paged_engine ${PROJECT_BINARY_DIR}/example_paged_engine_cuda
+                                                        --device cuda)
+  set_tests_properties(example_paged_engine_cuda PROPERTIES LABELS "packaging;gpu" SKIP_RETURN_CODE 77)
   if(TARGET terrace_program)
     terrace_script_test(example_cache_server
                         COMMAND ${PROJECT_SOURCE_DIR}/examples/04_cache_server/run.sh $<TARGET_FILE:terrace_program>
@@ -50,6 +59,7 @@ if(TERRACE_INSTALL)
                       COMMAND ${CMAKE_COMMAND} -D BUILD_DIR=${PROJECT_BINARY_DIR} -D CONFIG=$<CONFIG>
                               -D WORK_DIR=${PROJECT_BINARY_DIR}/installed_package
                               -D EXAMPLE_DIR=${PROJECT_SOURCE_DIR}/examples/01_store_and_load
+                              -D ENGINE_EXAMPLE_DIR=${PROJECT_SOURCE_DIR}/examples/03_paged_engine
                               -D SERVER_EXAMPLE_DIR=${PROJECT_SOURCE_DIR}/examples/04_cache_server
                               -D GENERATOR=${CMAKE_GENERATOR} -D CXX_COMPILER=${CMAKE_CXX_COMPILER}
                               -D VERSION_MAJOR=${PROJECT_VERSION_MAJOR} -D VERSION_MINOR=${PROJECT_VERSION_MINOR}

@@ -23,7 +23,7 @@ set(prefix ${WORK_DIR}/moved)
 file(GLOB installed_targets ${prefix}/${LIBDIR}/cmake/Terrace/TerraceTargets*.cmake)
 foreach(file IN LISTS installed_targets)
   file(READ ${file} text)
-  if(text MATCHES "rocksdb|RocksDB|uring|absl|grpc|gRPC|protobuf|OpenSSL|xxhash|${BUILD_DIR}/")
+  if(text MATCHES "rocksdb|RocksDB|uring|absl|grpc|gRPC|protobuf|OpenSSL|xxhash|cudart|CUDA|${BUILD_DIR}/")
     message(FATAL_ERROR "${file} names what Terrace uses inside, or the build: ${CMAKE_MATCH_0}")
   endif()
 endforeach()
@@ -33,7 +33,7 @@ endif()
 
 set(consumer -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${CXX_COMPILER} -DCMAKE_PREFIX_PATH=${prefix}
              -DCMAKE_FIND_USE_PACKAGE_REGISTRY=OFF)
-foreach(package IN ITEMS RocksDB absl gRPC Protobuf OpenSSL PkgConfig llama)
+foreach(package IN ITEMS RocksDB absl gRPC Protobuf OpenSSL PkgConfig CUDAToolkit llama)
   list(APPEND consumer -DCMAKE_DISABLE_FIND_PACKAGE_${package}=ON)
 endforeach()
 file(COPY ${EXAMPLE_DIR}/ DESTINATION ${WORK_DIR}/example)
@@ -46,7 +46,13 @@ run(COMMAND ${CMAKE_COMMAND} --build ${WORK_DIR}/example_build)
 run_example(${WORK_DIR}/example_build/store_and_load ${WORK_DIR}
             "stored: 4 of 4 chunks were new;loaded: 1024 of 1024 tokens, every byte compared")
 
-# The second example needs the installed program beside the library.
+file(COPY ${ENGINE_EXAMPLE_DIR}/ DESTINATION ${WORK_DIR}/engine_example)
+run(COMMAND ${CMAKE_COMMAND} -S ${WORK_DIR}/engine_example -B ${WORK_DIR}/engine_example_build ${consumer}
+            -DCMAKE_BUILD_TYPE=Release)
+run(COMMAND ${CMAKE_COMMAND} --build ${WORK_DIR}/engine_example_build)
+run(COMMAND ${WORK_DIR}/engine_example/run.sh ${WORK_DIR}/engine_example_build/paged_engine)
+
+# The last example needs the installed program beside the library.
 file(COPY ${SERVER_EXAMPLE_DIR}/ DESTINATION ${WORK_DIR}/server_example)
 run(COMMAND ${CMAKE_COMMAND} -S ${WORK_DIR}/server_example -B ${WORK_DIR}/server_example_build ${consumer}
             -DCMAKE_BUILD_TYPE=Release)
