@@ -41,11 +41,13 @@ Result<CudaContext> CudaContext::Open(int ordinal) {
 }
 
 CudaContextScope::CudaContextScope(const CudaContext& context) : context_(context) {
-  if (context_.get_current_(&before_) != 0 || before_ == context_.context_) return;
-  is_changed_ = context_.set_current_(context_.context_) == 0;
+  const bool is_other = context_.get_current_(&before_) == 0 && before_ != context_.context_;
+  if (is_other) is_changed_ = context_.set_current_(context_.context_) == 0;
+  is_mode_changed_ = cudaThreadExchangeStreamCaptureMode(&mode_before_) == cudaSuccess;
 }
 
 CudaContextScope::~CudaContextScope() {
+  if (is_mode_changed_) cudaThreadExchangeStreamCaptureMode(&mode_before_);
   if (is_changed_) context_.set_current_(before_);
 }
 

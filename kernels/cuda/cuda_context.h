@@ -29,7 +29,8 @@ class CudaContext {
 };
 
 // Calls of this thread go to the device while it lives. Where the driver refuses (the process ends), so do
-// the calls themselves.
+// the calls themselves. They are allowed while another thread captures a graph in the global mode, which they
+// would end otherwise: none of them is to be captured.
 class CudaContextScope {
  public:
   explicit CudaContextScope(const CudaContext& context);
@@ -41,6 +42,8 @@ class CudaContextScope {
   const CudaContext& context_;
   void* before_ = nullptr;
   bool is_changed_ = false;
+  cudaStreamCaptureMode mode_before_ = cudaStreamCaptureModeRelaxed;
+  bool is_mode_changed_ = false;
 };
 
 }  // namespace terrace

@@ -44,7 +44,10 @@ Result<bool> CudaEvent::Query() const {
   const CudaContextScope scope(pool_->context());
   const cudaError_t error = cudaEventQuery(event_);
   if (error == cudaSuccess) return true;
-  if (error == cudaErrorNotReady) {
+  // What a capture forbids is no end of the work.
+  const bool is_captured =
+      error >= cudaErrorStreamCaptureUnsupported && error <= cudaErrorStreamCaptureWrongThread;
+  if (error == cudaErrorNotReady || is_captured) {
     cudaGetLastError();
     return false;
   }

@@ -162,6 +162,23 @@ TEST_F(CudaDeviceCallsTest, EventsAreQueriedAndUsedAgain) {
   EXPECT_FALSE(stream->Record().ok()) << "and its event is not lost (TearDown)";
 }
 
+TEST_F(CudaDeviceCallsTest, AGraphThatAnotherThreadCapturesEndsNoWaiting) {
+  const auto device = Open(0);
+  const auto stream = *device->MakeStream();
+  const auto event = *stream->Record();
+  cuda_.is_captured_globally = true;
+  FakeCuda::SetCurrentContext(1);
+  EXPECT_EQ(cudaEventQuery(static_cast<cudaEvent_t>(event->native_handle())),
+            cudaErrorStreamCaptureUnsupported);
+  FakeCuda::SetCurrentContext(0);
+  EXPECT_TRUE(*event->Query());
+  for (const cudaError_t error : {cudaErrorStreamCaptureUnsupported, cudaErrorStreamCaptureWrongThread}) {
+    cuda_.failures["cudaEventQuery"] = error;
+    ASSERT_TRUE(event->Query().ok());
+    EXPECT_FALSE(*event->Query()) << "not known to be done";
+  }
+}
+
 TEST_F(CudaDeviceCallsTest, TheEnginesHandlesStayTheEngines) {
   const auto device = Open(1), other = Open(0);
   const auto engine = *device->MakeStream();  // stands for one that an engine made

@@ -14,6 +14,7 @@ namespace {
 
 thread_local uintptr_t current_context = 0;
 thread_local cudaError_t last_error = cudaSuccess;
+thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
 
 constexpr int kLeastPriority = 0;
 constexpr int kGreatestPriority = -5;
@@ -61,6 +62,7 @@ void FakeCuda::Reset() {
   registered.clear(), allocated.clear(), streams.clear(), events.clear();
   held.clear(), captured.clear(), recorded_on.clear(), waits.clear();
   wrong_contexts = 0;
+  is_captured_globally = false;
   current_context = 0;
 }
 
@@ -198,8 +200,14 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   cuda.recorded_on[event] = stream;
   return cudaSuccess;
 }
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  std::swap(*mode, terrace::capture_mode);
+  return cudaSuccess;
+}
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   FAKE_BEGIN("cudaEventQuery", terrace::OrdinalOf(event));
+  if (cuda.is_captured_globally && terrace::capture_mode != cudaStreamCaptureModeRelaxed)
+    return terrace::last_error = cudaErrorStreamCaptureUnsupported;
   const auto stream = cuda.recorded_on.find(event);
   const bool is_held = stream != cuda.recorded_on.end() && cuda.held.count(stream->second) > 0;
   return terrace::last_error = is_held ? cudaErrorNotReady : cudaSuccess;

@@ -44,6 +44,7 @@ struct FakeCuda {
   int stream_priority = 0;
   unsigned int event_flags = 0;
   uint64_t wrong_contexts = 0;
+  bool is_captured_globally = false;  // a thread captures a graph: others may not ask about events
   std::mutex mutex;
 };
 
