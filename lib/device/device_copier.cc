@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <exception>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -92,6 +93,23 @@ CopyShape ShapeOf(const PagedCopyArgs& args) {
     }
   }
   return shape;
+}
+
+// Devices may be somebody else's.
+template <typename Call>
+auto WithoutExceptions(const Call& call) -> decltype(call()) {
+  try {
+    return call();
+  } catch (const std::exception& error) {
+    return InternalError(std::string("a device threw: ") + error.what());
+  } catch (...) {
+    return InternalError("a device threw");
+  }
+}
+
+// Not a pointer's arithmetic: neither end need be in the same piece of memory.
+std::byte* AddressAt(std::byte* address, uint64_t offset) {
+  return reinterpret_cast<std::byte*>(reinterpret_cast<uintptr_t>(address) + offset);
 }
 
 }  // namespace
@@ -261,17 +279,21 @@ Result<std::shared_ptr<Event>> DeviceCopier::Copy(const PagedCopyArgs& args, con
 
 Result<std::shared_ptr<Event>> DeviceCopier::CopyBy(CopyStrategy strategy, const PagedCopyArgs& args,
                                                     const Event* after) {
-  Way& way = WayOf(args.direction);
-  std::lock_guard lock(way.mutex);
-  if (after != nullptr) TERRACE_RETURN_IF_ERROR(way.stream->WaitFor(*after));
-  if (args.num_tokens > 0) TERRACE_RETURN_IF_ERROR(Enqueue(way, args, strategy));
-  return way.stream->Record();
+  return WithoutExceptions([&]() -> Result<std::shared_ptr<Event>> {
+    Way& way = WayOf(args.direction);
+    std::lock_guard lock(way.mutex);
+    if (after != nullptr) TERRACE_RETURN_IF_ERROR(way.stream->WaitFor(*after));
+    if (args.num_tokens > 0) TERRACE_RETURN_IF_ERROR(Enqueue(way, args, strategy));
+    return way.stream->Record();
+  });
 }
 
 Result<std::shared_ptr<Event>> DeviceCopier::Fence(CopyDirection direction) {
-  Way& way = WayOf(direction);
-  std::lock_guard lock(way.mutex);
-  return way.stream->Record();
+  return WithoutExceptions([&] {
+    Way& way = WayOf(direction);
+    std::lock_guard lock(way.mutex);
+    return way.stream->Record();
+  });
 }
 
 Status DeviceCopier::Enqueue(Way& way, const PagedCopyArgs& args, CopyStrategy strategy) {
@@ -334,7 +356,14 @@ Status DeviceCopier::EnqueueStaged(Way& way, const PagedCopyArgs& args) {
 }
 
 Status DeviceCopier::EnqueueMapped(Way& way, PagedCopyArgs args) {
-  TERRACE_ASSIGN_OR_RETURN(args.payload, device().MappedAddress(args.payload));
+  // Only the bytes that are copied need lie in the pool: of a part of a payload, its begin may not.
+  const auto* const first =
+      std::find_if(args.planes, args.planes + args.num_planes,
+                   [](const PlaneArgs& plane) { return uint64_t{plane.num_heads} * plane.run_bytes > 0; });
+  if (first == args.planes + args.num_planes) return OkStatus();
+  TERRACE_ASSIGN_OR_RETURN(std::byte* const mapped,
+                           device().MappedAddress(AddressAt(args.payload, first->payload_offset)));
+  args.payload = AddressAt(mapped, uint64_t{0} - first->payload_offset);
   return device().Run(*way.stream, args);
 }
 

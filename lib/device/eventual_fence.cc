@@ -17,7 +17,7 @@ class AskedFence final : public Event {
       Result<std::shared_ptr<Event>> fence = copier_.Fence(direction_);
       const StatusCode code = fence.ok() ? StatusCode::kOk : fence.status().code();
       if (code == StatusCode::kResourceExhausted) return false;
-      if (code == StatusCode::kUnavailable && ++num_refusals_ < kMaxRefusals) return false;
+      if (code != StatusCode::kOk && ++num_refusals_ < kMaxRefusals) return false;
       TERRACE_RETURN_IF_ERROR(fence.status());
       fence_ = *std::move(fence);
     }

@@ -12,8 +12,8 @@
 
 namespace terrace {
 
-// A shortage is asked again without limit, a refusal some thousand times (a poller asks every 50 us or so).
-// An error that does not pass is the device's end, and with it of what it was doing: the event's error.
+// A shortage is asked again without limit, another error some thousand times (a poller asks every 50 us or
+// so). One that does not pass is the device's end, and with it of what it was doing: the event's error.
 std::shared_ptr<Event> EventualFence(DeviceCopier& copier, CopyDirection direction);
 
 }  // namespace terrace

@@ -12,16 +12,6 @@
 namespace terrace {
 namespace {
 
-Result<std::shared_ptr<Event>> StartCopy(DeviceCopier& copier, const KernelCopy& copy, const Event* after) {
-  try {
-    return copier.Copy(copy.args, after);
-  } catch (const std::exception& error) {
-    return InternalError(std::string("a device threw: ") + error.what());
-  } catch (...) {
-    return InternalError("a device threw");
-  }
-}
-
 // What a copy is to the window: the buffer that it fills.
 uint64_t BufferBytes(uint64_t payload_bytes) {
   return RoundUp(kTierPageBytes + kFrameAlignment + payload_bytes, kPoolUnitBytes);
@@ -235,7 +225,7 @@ void StoreRun::EnqueueCopy(const SourceView& view, const KernelCopy& copy,
   DeviceCopier& copier = *view.copier;
   const uint64_t bytes = PagedCopyBytes(copy.args);
   object->is_done = false;
-  Result<std::shared_ptr<Event>> end = StartCopy(copier, copy, view.computed.get());
+  Result<std::shared_ptr<Event>> end = copier.Copy(copy.args, view.computed.get());
   if (!end.ok()) {
     // A part of it may be running.
     devices_->CountRefused(copier, kDirection);
