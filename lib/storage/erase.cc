@@ -41,6 +41,25 @@ void ManagerCore::CollectSubtree(IndexEntry& entry, std::vector<IndexEntry*>& ou
   }
 }
 
+void ManagerCore::CollectUnlinked(std::optional<uint32_t> root_number, uint64_t first_token,
+                                  std::vector<IndexEntry*>& out) {
+  const std::vector<RootStateRef> roots = roots_.All();
+  const bool may_be_unlinked = std::any_of(roots.begin(), roots.end(), [&](const RootStateRef& root) {
+    const auto may_lack_parent = [](const GroupSpec& group) { return group.rule != Retention::kFull; };
+    const std::vector<GroupSpec>& groups = root->spec.groups;
+    return (!root_number || root->number == *root_number) &&
+           std::any_of(groups.begin(), groups.end(), may_lack_parent);
+  });
+  if (!may_be_unlinked) return;  // every entry is looked at below
+  std::vector<IndexEntry*> unlinked;
+  index_->ForEach([&](IndexEntry& entry) {
+    if (entry.is_placeholder() || entry.first_token == 0 || entry.first_token < first_token) return;
+    if (entry.parent != nullptr && !entry.parent->is_placeholder()) return;
+    if (!root_number || entry.root_number == *root_number) unlinked.push_back(&entry);
+  });
+  for (IndexEntry* entry : unlinked) CollectSubtree(*entry, out);
+}
+
 uint64_t ManagerCore::ForgetObjects(IndexEntry& entry, ObjectsByTier& by_tier, DoomedJobs& doomed) {
   uint64_t count = 0;
   for (const ObjectPresence& object : entry.objects) {
@@ -122,12 +141,25 @@ void ManagerCore::AddFailedEvictions(size_t t, std::vector<ObjectId>& ids) {
   tiers_[t].failed_evictions.clear();
 }
 
-Result<uint64_t> ManagerCore::Erase(std::span<const ChunkKey> keys) {
+Result<uint64_t> ManagerCore::Erase(std::span<const ChunkKey> keys) { return EraseOf(std::nullopt, keys); }
+
+// Of one root, where that is known.
+Result<uint64_t> ManagerCore::EraseOf(std::optional<uint32_t> root_number, std::span<const ChunkKey> keys) {
   return EraseSelected([&](std::vector<IndexEntry*>& entries, ObjectsByTier& by_tier) {
     for (const ChunkKey& key : keys) {
       IndexEntry* top = index_->Find(key);
-      if (top == nullptr || top->is_placeholder()) EraseUnknown(key, by_tier);
+      const bool is_known = top != nullptr && !top->is_placeholder();
+      if (!is_known) EraseUnknown(key, by_tier);
       if (top != nullptr) CollectSubtree(*top, entries);
+      // Of a chunk that is known by name alone its children say where it is.
+      const std::vector<IndexEntry*> children =
+          is_known || top == nullptr ? std::vector<IndexEntry*>() : index_->Children(*top);
+      const IndexEntry* place = is_known ? top : children.empty() ? nullptr : children[0];
+      if (place != nullptr) {
+        CollectUnlinked(place->root_number, place->first_token, entries);
+      } else {
+        CollectUnlinked(root_number, 0, entries);
+      }
     }
   });
 }
@@ -189,7 +221,7 @@ Result<uint64_t> ManagerCore::ErasePrefix(const ChunkKey& root_key, const TokenV
   TokenHasher hasher(root->root, root->spec.tokens_per_chunk);
   TERRACE_RETURN_IF_ERROR(hasher.Append(prompt));
   const ChunkKey key = hasher.TailKey();
-  return Erase({&key, 1});
+  return EraseOf(root->number, {&key, 1});
 }
 
 Result<uint64_t> ManagerCore::EraseRoots(const std::function<bool(const RootState&)>& is_meant) {
@@ -283,7 +315,7 @@ Status ManagerCore::Flush(TimePoint deadline) {
 Status ManagerCore::Close(TimePoint deadline) {
   if (IsForkedChild()) return OkStatus();
   std::lock_guard closing(close_mutex_);
-  loads_->CloseAll();
+  loads_->CloseAll(deadline);
   Status first;
   {
     std::unique_lock lock(mutex_);

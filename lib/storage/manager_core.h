@@ -376,6 +376,11 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
   bool ForgetObject(IndexEntry& entry, ObjectPart part, ObjectsByTier& by_tier, DoomedJobs& doomed);
   void AwaitDoomed(const DoomedJobs& doomed, std::unique_lock<std::mutex>& lock);
   void CollectSubtree(IndexEntry& entry, std::vector<IndexEntry*>& out);
+  // What may hang below a chunk at `first_token` of the root (none: of any) though nothing says so: chunks
+  // whose parent is known by name alone, as those of windows and states may be, and what hangs on them.
+  void CollectUnlinked(std::optional<uint32_t> root_number, uint64_t first_token,
+                       std::vector<IndexEntry*>& out);
+  Result<uint64_t> EraseOf(std::optional<uint32_t> root_number, std::span<const ChunkKey> keys);
   void EraseUnknown(const ChunkKey& key, ObjectsByTier& by_tier) const;
   void AddFailedEvictions(size_t tier, std::vector<ObjectId>& ids);
   Status EraseFromTier(size_t tier, std::vector<ObjectId> ids);

@@ -158,6 +158,7 @@ class ModelRun {
   void Peek();
   void Pin();
   void Unpin();
+  bool IsEraseSaid(const ModelNode& node) const;
   void ErasePrefix();
   void EraseRoots();
   // model_run_load.cc

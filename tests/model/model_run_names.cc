@@ -73,7 +73,7 @@ void ModelRun::ErasePrefix() {
   if (stored.empty()) return;
   ModelNode* top = stored[Draw(stored.size())];
   if (Chance(0.1)) top = model_->RootNode(top->root);
-  if (model_->HasHoleBelow(*top)) return;
+  if (!IsEraseSaid(*top)) return;
   Prompt prompt;
   std::vector<const ModelNode*> path;
   for (const ModelNode* at = top; at->parent != nullptr; at = at->parent) path.push_back(at);

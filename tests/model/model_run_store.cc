@@ -243,11 +243,20 @@ void ModelRun::Erase() {
   for (uint64_t n = 1 + Draw(2); n > 0; --n) {
     ModelNode* node = stored[Draw(stored.size())];
     if (node->first_token == 0 && Chance(0.7)) continue;  // whole trees go seldom
-    if (model_->HasHoleBelow(*node)) continue;            // what an erase reaches there is not said
+    if (!IsEraseSaid(*node)) continue;
     keys.push_back(node->key);
     tops.push_back(node);
   }
   EraseBelow(tops, [&] { return manager_->Erase(keys); });
+}
+
+// Where a chunk is known by name alone an erase takes more than what hangs below: all that may. With faults
+// the model does not know where that is.
+bool ModelRun::IsEraseSaid(const ModelNode& node) const {
+  const std::vector<GroupSpec>& groups = model_->roots()[node.root].spec.groups;
+  const bool may_be_unlinked = std::any_of(
+      groups.begin(), groups.end(), [](const GroupSpec& group) { return group.rule != Retention::kFull; });
+  return !may_be_unlinked || (!options_.with_faults && !model_->HasHoleBelow(*model_->RootNode(node.root)));
 }
 
 // `erase` is to end what hangs below the chunks, themselves included.

@@ -39,6 +39,33 @@ struct EraseFixture : ManagerFixture {
   }
 };
 
+// A window's chunks need no chunk before them: what has no way up to the erased prefix goes with it.
+TEST(ErasePrefixTest, TakesWindowsBehindAHole) {
+  for (const bool reopened : {false, true}) {
+    EraseFixture f;
+    f.Open();
+    KvSpec spec = TestSpec(Cut::kNone);
+    spec.groups = {{Retention::kWindow, 2 * kTestChunk}};
+    const ChunkKey root = *f.manager->Root(spec);
+    spec.model_revision = "another";
+    const ChunkKey other = *f.manager->Root(spec);
+    const std::vector<Token> prompt = Seeded(10, 1);
+    const auto sizes = [](TokenRange, ObjectPart) { return kTestPayload; };
+    for (const ChunkKey& at : {root, other}) {
+      ASSERT_EQ(StorePrompt(*f.manager, at, prompt, {6 * kTestChunk, 10 * kTestChunk}, sizes), 4u);
+    }
+    ASSERT_TRUE(f.manager->Flush().ok());
+    if (reopened) f.Open();
+    ASSERT_EQ(f.MatchAt(root, prompt), prompt.size());
+    EXPECT_EQ(*f.manager->ErasePrefix(root, First(prompt, 4 * kTestChunk)), 4u);
+    EXPECT_EQ(f.MatchAt(root, prompt), 0u);
+    EXPECT_EQ(f.MatchAt(other, prompt), prompt.size()) << "another root's stay";
+    EXPECT_EQ(*f.manager->ErasePrefix(other, First(prompt, 9 * kTestChunk)), 2u)
+        << "the eighth and what it hangs on stay: they come before";
+    EXPECT_EQ(f.platters->objects.size(), 2u);
+  }
+}
+
 TEST(ErasePrefixTest, TakesTheSubtreeAndCounts) {
   for (const bool reopened : {false, true}) {
     EraseFixture f;
