@@ -10,9 +10,11 @@ namespace terrace {
 // Asks for FinishCopy of what was enqueued: all of the unit's copy, or what there is of a refused one.
 void LoadHandle::State::AwaitCopy(size_t unit, LoadTarget::Copied copied) {
   const auto finish = [this, unit](const Status& status) { FinishCopy(unit, status); };
-  if (!copied.status.ok()) return devices->devices().poller().Add(std::move(copied.done), finish);
-  devices->Await(*target.CopierOf(items[units[unit].item]), CopyDirection::kToDevice, copied.bytes,
-                 std::move(copied.done), finish);
+  const std::shared_ptr<DeviceUse> use =
+      devices;  // the copy may end, and with it the load, before Add returns
+  if (!copied.status.ok()) return use->devices().poller().Add(std::move(copied.done), finish);
+  use->Await(*target.CopierOf(items[units[unit].item]), CopyDirection::kToDevice, copied.bytes,
+             std::move(copied.done), finish);
 }
 
 // The load lives: whoever would end it waits for device_copies, which is given back last.

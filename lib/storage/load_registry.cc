@@ -104,14 +104,14 @@ void LoadRegistry::WakeStarving(const LoadHandle::State* by) {
   for (const auto& load : Others(by, /*starving=*/true)) load->WakeToPump();
 }
 
-void LoadRegistry::CloseAll() {
+void LoadRegistry::CloseAll(TimePoint deadline) {
   std::shared_ptr<Executor> executor;  // our own ends its threads, which may want the lock
   {
     std::lock_guard lock(mutex_);
     is_closed_ = true;
   }
   for (const auto& load : Others(nullptr, /*starving=*/false))
-    load->Cancel(FailedPreconditionError("the manager is closed"));
+    load->Cancel(FailedPreconditionError("the manager is closed"), deadline);
   std::lock_guard lock(mutex_);
   executor.swap(executor_);
 }

@@ -41,7 +41,7 @@ class LoadRegistry {
   void WakeStarving(const LoadHandle::State* by);
 
   // Ends every load; what is posted from here on does not run. Safe to call twice.
-  void CloseAll();
+  void CloseAll(TimePoint deadline);
 
  private:
   struct Entry {

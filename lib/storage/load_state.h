@@ -200,8 +200,9 @@ struct LoadHandle::State : std::enable_shared_from_this<LoadHandle::State> {
   // the lock.
   void EndAt(Failure failure, Status why, std::vector<BufferRef>* dropped);
   void ReleaseBytes(uint64_t bytes);
-  // The caller's part ends: when it returns, nothing touches the caller's memory.
-  void Cancel(Status why);
+  // The caller's part ends: when it returns, nothing touches the caller's memory. Not so where `deadline`
+  // passes before a device has done what was enqueued: the load uses the device on.
+  void Cancel(Status why, TimePoint deadline = kNoDeadline);
   void ReleaseIfKept();
 
   // load_device.cc

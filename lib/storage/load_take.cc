@@ -237,7 +237,7 @@ void LoadHandle::State::ReleaseBytes(uint64_t bytes) {
   Pump();
 }
 
-void LoadHandle::State::Cancel(Status why) {
+void LoadHandle::State::Cancel(Status why, TimePoint deadline) {
   cancel->store(true);
   {
     std::vector<BufferRef> dropped;  // released after the lock
@@ -245,7 +245,12 @@ void LoadHandle::State::Cancel(Status why) {
     std::shared_ptr<DeviceUse> unused;
     std::unique_lock lock(mutex);
     if (next_take < units.size()) EndAt({.item = 0, .unit = next_take}, std::move(why), &dropped);
-    changed.wait(lock, [this] { return !is_copying && device_copies == 0; });
+    const auto is_untouched = [this] { return !is_copying && device_copies == 0; };
+    if (deadline == kNoDeadline) {
+      changed.wait(lock, is_untouched);
+    } else if (!changed.wait_until(lock, deadline, is_untouched)) {
+      return;
+    }
     ended.swap(lease);
     unused.swap(devices);
     lock.unlock();

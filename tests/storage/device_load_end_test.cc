@@ -426,10 +426,12 @@ TEST_F(DeviceLoadTest, AWrongPieceOfTheDiskEndsTheLoadAtItsChunk) {
 }
 
 TEST_F(DeviceLoadTest, TwoLoadsOfMoreThanThePoolFinish) {
-  for (const uint64_t window_bytes : {uint64_t{0}, uint64_t{2} << 20, uint64_t{1}}) {
+  // 7 MiB: a part of a payload lies at the pool's begin, with where the payload would begin before it.
+  for (const uint64_t window_bytes : {uint64_t{0}, uint64_t{2} << 20, uint64_t{1}, uint64_t{7} << 20}) {
     for (const bool with_host : {true, false}) {
       SCOPED_TRACE(window_bytes);
       DeviceWorldOptions options;
+      if (window_bytes == uint64_t{7} << 20) options.strategy = CopyStrategy::kMapped;
       options.device.delay_of_256 = 128;
       options.pool_bytes = 9 << 20;  // of 18
       options.window_bytes = window_bytes;
