@@ -13,8 +13,10 @@ terrace_test(core_test SOURCES core/identity_test.cc core/frame_test.cc core/hos
                      core/buffer_pool_stress_test.cc core/run_map_test.cc
                      core/packed_content_test.cc core/lru_policy_test.cc core/handle_table_test.cc core/chunk_index_test.cc core/chunk_index_model_test.cc
              core/stream_copy_test.cc core/paged_copy_test.cc core/paged_kv_view_test.cc core/view_overlap_test.cc core/paged_layouts_test.cc LINK nlohmann_json::nlohmann_json)
-terrace_test(kernels_test SOURCES kernels/layouts_test.cc kernels/random_copies_test.cc kernels/launch_test.cc
-             kernels/host_launcher_test.cc kernels/large_offsets_test.cc)
+if(NOT TERRACE_SANITIZER MATCHES "thread")  # it has no threads, and takes minutes there
+  terrace_test(kernels_test SOURCES kernels/layouts_test.cc kernels/random_copies_test.cc kernels/launch_test.cc
+               kernels/host_launcher_test.cc kernels/large_offsets_test.cc)
+endif()
 set(TERRACE_SIMULATED_DEVICE support/simulated_device.cc support/simulated_streams.cc)
 terrace_test(device_test SOURCES device/host_device_test.cc device/event_poller_test.cc device/simulated_device_test.cc
                                  device/simulated_edges_test.cc device/copy_calibration_test.cc

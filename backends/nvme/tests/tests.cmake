@@ -1,5 +1,5 @@
 set(nvme_tests ${PROJECT_SOURCE_DIR}/backends/nvme/tests)
-terrace_test(nvme_test
+terrace_test(nvme_test TIMEOUT 900
              SOURCES ${nvme_tests}/extent_allocator_test.cc ${nvme_tests}/extent_workload_test.cc
                      ${nvme_tests}/nvme_health_test.cc ${nvme_tests}/nvme_quarantine_test.cc
                      ${nvme_tests}/placement_test.cc ${nvme_tests}/transfer_queue_test.cc
