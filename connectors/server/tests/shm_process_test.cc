@@ -5,6 +5,7 @@
 
 #include "connectors/server/shm_area.h"
 #include "connectors/server/tests/shm_fixture.h"
+#include "lib/wire/frame.h"
 
 namespace terrace::server {
 namespace {
@@ -149,9 +150,12 @@ Status PublishStaged(ShmFixture& test, const SharedFrame& stored, const ObjectMe
   return test.name_space->store->Publish(stored.id, meta, *frame);
 }
 
-// Of header and payload: nobody reads what pads a frame to whole pages, and no checksum covers it.
+// Of what is read of a frame: what pads header and frame to whole pages nobody reads, and no checksum covers
+// it.
 std::string DigestOfContent(const BufferRef& frame) {
-  return DigestOf(frame.frame().first(kFrameAlignment + kTestPayload));
+  const Result<FrameHeader> header = ParseFrameHeader(frame.frame());
+  if (!header.ok()) return header.status().ToString();
+  return header->key.ToHex() + DigestOf(frame.frame().subspan(header->header_bytes, header->payload_bytes));
 }
 
 std::string DigestOfStored(ShmFixture& test, const ObjectId& id) {
