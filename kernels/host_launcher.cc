@@ -10,6 +10,7 @@
 #include "kernels/paged_copy_launch.h"
 #include "kernels/plane_runs.h"
 #include "lib/base/check.h"
+#include "lib/base/rounding.h"
 #include "lib/memory/stream_copy.h"
 
 namespace terrace {
@@ -100,8 +101,6 @@ void AddPlane(const PagedCopyArgs& args, const PlaneArgs& plane, TokenSpan token
     token += n;
   }
 }
-
-uint64_t CeilDiv(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
 
 // `whole` * part / parts, for any that fit.
 uint64_t ShareEnd(uint64_t whole, uint32_t part, uint32_t parts) {

@@ -7,6 +7,7 @@
 
 #include "kernels/plane_runs.h"
 #include "lib/base/check.h"
+#include "lib/base/rounding.h"
 
 namespace terrace {
 namespace {
@@ -20,8 +21,6 @@ constexpr uint32_t kVectorBytes = 16;
 constexpr uint32_t kVectorsPerLane = 4;
 constexpr uint64_t kMaxTilesPerPlane = uint64_t{1} << 24;  // times kMaxPlanes: num_tiles stays below 2^31
 static_assert(kMaxTilesPerPlane * PagedCopyLaunch::kMaxPlanes <= uint64_t{1} << 31);
-
-constexpr uint64_t CeilDiv(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
 
 // Tokens [first, first + count) of a copy, in blocks of which one launch has room for all.
 struct TokenSpan {

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "lib/base/wait_until.h"
+
 namespace terrace::remote {
 
 // The control of what is lent: its memory is the lender's, which it holds.
@@ -59,11 +61,7 @@ size_t BufferLedger::num_lent() const {
 bool BufferLedger::AwaitAll(TimePoint deadline) const {
   std::unique_lock lock(books_->mutex);
   const auto all_back = [&] { return books_->gets + books_->puts == 0; };
-  if (deadline == kNoDeadline) {
-    books_->returned.wait(lock, all_back);
-    return true;
-  }
-  return books_->returned.wait_until(lock, deadline, all_back);
+  return WaitUntil(books_->returned, lock, deadline, all_back);
 }
 
 std::string BufferLedger::Describe() const {

@@ -2,6 +2,8 @@
 
 #include <vector>
 
+#include "lib/base/wait_until.h"
+
 namespace terrace::remote {
 
 OperationRegistry::Ticket OperationRegistry::Enter(std::weak_ptr<Cancellable> operation) {
@@ -28,11 +30,7 @@ void OperationRegistry::CancelAll() {
 bool OperationRegistry::AwaitNone(TimePoint deadline) const {
   std::unique_lock lock(mutex_);
   const auto none = [&] { return operations_.empty(); };
-  if (deadline == kNoDeadline) {
-    left_.wait(lock, none);
-    return true;
-  }
-  return left_.wait_until(lock, deadline, none);
+  return WaitUntil(left_, lock, deadline, none);
 }
 
 size_t OperationRegistry::size() const {

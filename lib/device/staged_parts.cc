@@ -4,6 +4,7 @@
 #include <string>
 
 #include "kernels/plane_runs.h"
+#include "lib/base/rounding.h"
 #include "lib/base/status_macros.h"
 
 namespace terrace {
@@ -19,7 +20,7 @@ class PartBuilder {
     const uint64_t bytes = tokens * PayloadTokenBytes(plane);
     const bool is_next =
         !part_.runs.empty() && part_.runs.back().payload_offset + part_.runs.back().bytes == payload_offset;
-    const uint64_t at = is_next ? used_ : (used_ + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
+    const uint64_t at = is_next ? used_ : RoundUp(used_, kSlotAlignment);
     if (at > slot_bytes_ || bytes > slot_bytes_ - at) return false;
     if (is_next) {
       part_.runs.back().bytes += bytes;

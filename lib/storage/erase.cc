@@ -6,6 +6,7 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "lib/base/status_macros.h"
+#include "lib/base/wait_until.h"
 #include "lib/storage/load_registry.h"
 #include "lib/storage/manager_core.h"
 
@@ -298,9 +299,7 @@ Status ManagerCore::Flush(TimePoint deadline) {
     if (closed_) return FailedPreconditionError("the manager is closed");
     const uint64_t before = next_id_++;
     const auto is_drained = [&] { return DrainedBefore(before); };
-    if (deadline == kNoDeadline) {
-      drained_.wait(lock, is_drained);
-    } else if (!drained_.wait_until(lock, deadline, is_drained)) {
+    if (!WaitUntil(drained_, lock, deadline, is_drained)) {
       return DeadlineExceededError(std::to_string(tickets_.size()) + " stores are not yet written");
     }
   }
@@ -323,11 +322,8 @@ Status ManagerCore::Close(TimePoint deadline) {
     closing_ = true;
     refuses_.store(true, std::memory_order_release);
     const auto is_drained = [&] { return tickets_.empty(); };
-    if (closed_) {
-      // An earlier call gave up: what it did not wait for ends with the tiers.
-    } else if (deadline == kNoDeadline) {
-      drained_.wait(lock, is_drained);
-    } else if (!drained_.wait_until(lock, deadline, is_drained)) {
+    // Where an earlier call gave up: what it did not wait for ends with the tiers.
+    if (!closed_ && !WaitUntil(drained_, lock, deadline, is_drained)) {
       first = DeadlineExceededError(std::to_string(tickets_.size()) +
                                     " stores were not written before the close");
     }

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "lib/base/wait_until.h"
 #include "lib/storage/manager_core.h"
 
 namespace terrace {
@@ -109,9 +110,7 @@ Status Lease::WaitRemote(TimePoint deadline) const {
   if (!state_) return OkStatus();
   std::unique_lock lock(state_->mutex);
   const auto is_settled = [&] { return !state_->is_pending; };
-  if (deadline == kNoDeadline) {
-    state_->settled.wait(lock, is_settled);
-  } else if (!state_->settled.wait_until(lock, deadline, is_settled)) {
+  if (!WaitUntil(state_->settled, lock, deadline, is_settled)) {
     return DeadlineExceededError("the remote tier has not answered yet");
   }
   return OkStatus();

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "lib/base/check.h"
+#include "lib/base/wait_until.h"
 #include "lib/storage/load_registry.h"
 #include "lib/storage/load_state.h"
 
@@ -246,11 +247,7 @@ void LoadHandle::State::Cancel(Status why, TimePoint deadline) {
     std::unique_lock lock(mutex);
     if (next_take < units.size()) EndAt({.item = 0, .unit = next_take}, std::move(why), &dropped);
     const auto is_untouched = [this] { return !is_copying && device_copies == 0; };
-    if (deadline == kNoDeadline) {
-      changed.wait(lock, is_untouched);
-    } else if (!changed.wait_until(lock, deadline, is_untouched)) {
-      return;
-    }
+    if (!terrace::WaitUntil(changed, lock, deadline, is_untouched)) return;
     ended.swap(lease);
     unused.swap(devices);
     lock.unlock();

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "lib/base/status_macros.h"
+#include "lib/base/wait_until.h"
 #include "lib/storage/store_state.h"
 
 namespace terrace {
@@ -35,14 +36,6 @@ Status CheckUsable(const StoreHandle::State* state) {
   return OkStatus();
 }
 
-template <typename Condition>
-bool WaitUntil(StoreHandle::State& state, std::unique_lock<std::mutex>& lock, TimePoint deadline,
-               const Condition& condition) {
-  if (deadline != kNoDeadline) return state.changed.wait_until(lock, deadline, condition);
-  state.changed.wait(lock, condition);
-  return true;
-}
-
 }  // namespace
 
 StoreHandle::StoreHandle() = default;
@@ -55,7 +48,7 @@ StoreReport StoreHandle::Wait(TimePoint deadline) {
   if (Status status = CheckUsable(state_.get()); !status.ok())
     return StoreReport{.status = std::move(status)};
   std::unique_lock lock(state_->mutex);
-  if (!WaitUntil(*state_, lock, deadline, [&] { return state_->is_free; })) {
+  if (!WaitUntil(state_->changed, lock, deadline, [&] { return state_->is_free; })) {
     return StoreReport{.status = DeadlineExceededError("the views' memory is still being read")};
   }
   return state_->report;
@@ -78,7 +71,7 @@ Status StoreHandle::ReleaseTo(Stream& stream, TimePoint deadline) {
       const bool has_ends = state_->is_enqueued && !waits_itself && !state_->has_unmarked_copies;
       return state_->is_free || has_ends;
     };
-    if (!WaitUntil(*state_, lock, deadline, may_release))
+    if (!WaitUntil(state_->changed, lock, deadline, may_release))
       return DeadlineExceededError("copies out of the views' memory are not yet enqueued");
     if (state_->is_free) return OkStatus();
     for (const auto& [copier, end] : state_->last_copies) ends.push_back(end);

@@ -37,6 +37,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "lib/base/rounding.h"
 #include "terrace/bytes.h"
 #include "terrace/kv_spec.h"
 #include "terrace/object_meta.h"
@@ -85,8 +86,6 @@ struct FrameHeader {
   uint32_t header_bytes = 0;
   uint64_t frame_bytes = 0;
 };
-
-constexpr uint64_t RoundUp(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
 // Piece boundaries of a raw payload: 1 MiB, never across a multiple of layer boundaries given by
 // `layer_bytes` (bytes of each layer in the payload, in order; empty = opaque). Hashes are zero.
