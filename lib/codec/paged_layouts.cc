@@ -147,6 +147,21 @@ Status CheckOrder(HeadOrder order) {
                               "; allowed: kTokensFirst, kHeadsFirst");
 }
 
+// K and V of a layer in one tensor: all blocks of K, then those of V, or each block's V beside its K.
+Result<PagedPlanes> TensorPerLayer(const PagedGeometry& geometry, std::span<const MutableBytes> layers,
+                                   HeadOrder order, bool v_is_beside_k) {
+  TERRACE_RETURN_IF_ERROR(CheckOrder(order));
+  TERRACE_ASSIGN_OR_RETURN(const Sizes sizes, CheckSizes(geometry, Values::kLikeK));
+  const int64_t block = sizes.KBlock();
+  const LayerMemory memory{"layers", layers, 2 * sizes.blocks * block};
+  TERRACE_RETURN_IF_ERROR(CheckLayers(sizes, {&memory, 1}));
+  const PlaneView strides = Strides(sizes, sizes.k_bytes, order, v_is_beside_k ? 2 * block : block);
+  PagedPlanes planes;
+  planes.Add(strides, Bases(layers, 0));
+  planes.Add(strides, Bases(layers, v_is_beside_k ? block : sizes.blocks * block));
+  return planes;
+}
+
 }  // namespace
 
 void PagedPlanes::Add(const PlaneView& strides, std::vector<std::byte*> layer_bases) {
@@ -168,30 +183,12 @@ void PagedPlanes::Append(PagedPlanes more) {
 
 Result<PagedPlanes> FlashAttentionPlanes(const PagedGeometry& geometry, std::span<const MutableBytes> layers,
                                          HeadOrder order) {
-  TERRACE_RETURN_IF_ERROR(CheckOrder(order));
-  TERRACE_ASSIGN_OR_RETURN(const Sizes sizes, CheckSizes(geometry, Values::kLikeK));
-  const int64_t block = sizes.KBlock();
-  const LayerMemory memory{"layers", layers, 2 * sizes.blocks * block};
-  TERRACE_RETURN_IF_ERROR(CheckLayers(sizes, {&memory, 1}));
-  PagedPlanes planes;
-  for (const int64_t kv : {0, 1}) {
-    planes.Add(Strides(sizes, sizes.k_bytes, order, block), Bases(layers, kv * sizes.blocks * block));
-  }
-  return planes;
+  return TensorPerLayer(geometry, layers, order, /*v_is_beside_k=*/false);
 }
 
 Result<PagedPlanes> FlashInferPlanes(const PagedGeometry& geometry, std::span<const MutableBytes> layers,
                                      HeadOrder order) {
-  TERRACE_RETURN_IF_ERROR(CheckOrder(order));
-  TERRACE_ASSIGN_OR_RETURN(const Sizes sizes, CheckSizes(geometry, Values::kLikeK));
-  const int64_t block = sizes.KBlock();
-  const LayerMemory memory{"layers", layers, 2 * sizes.blocks * block};
-  TERRACE_RETURN_IF_ERROR(CheckLayers(sizes, {&memory, 1}));
-  PagedPlanes planes;
-  for (const int64_t kv : {0, 1}) {
-    planes.Add(Strides(sizes, sizes.k_bytes, order, 2 * block), Bases(layers, kv * block));
-  }
-  return planes;
+  return TensorPerLayer(geometry, layers, order, /*v_is_beside_k=*/true);
 }
 
 Result<PagedPlanes> CrossLayerPlanes(const PagedGeometry& geometry, MutableBytes memory, HeadOrder order) {
