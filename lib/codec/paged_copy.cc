@@ -30,10 +30,6 @@ PlaneArgs PlaneArgsOf(const PagedCopy& copy, TokenRange tokens, uint32_t layer, 
   return args;
 }
 
-TokenRange TokensOf(const PagedKvView& view) {
-  return {view.first_token, view.first_token + view.num_tokens};
-}
-
 void CheckCall(const PagedCopy& copy, TokenRange tokens, LayerSpan layers) {
   const TokenRange held = copy.payload_tokens;
   TERRACE_CHECK(held.begin <= tokens.begin && tokens.begin <= tokens.end && tokens.end <= held.end)
@@ -47,8 +43,13 @@ void CheckPayload(const PagedCopy& copy, size_t payload_bytes) {
   TERRACE_CHECK(payload_bytes >= copy.layout.bytes_per_token() * num_tokens) << payload_bytes;
 }
 
-// That a source holds all of `tokens`.
-Status CheckSource(const PagedKvView& view, TokenRange tokens) {
+}  // namespace
+
+TokenRange TokensOf(const PagedKvView& view) {
+  return {view.first_token, view.first_token + view.num_tokens};
+}
+
+Status CheckHeld(const PagedKvView& view, TokenRange tokens) {
   const TokenRange held = TokensOf(view);
   if (tokens.begin < held.begin || tokens.end > held.end) {
     return InvalidArgumentError("tokens [" + std::to_string(tokens.begin) + ", " +
@@ -67,14 +68,12 @@ Status CheckSource(const PagedKvView& view, TokenRange tokens) {
   return OkStatus();
 }
 
-}  // namespace
-
 Result<KernelCopy> MakeKernelCopy(const PagedCopy& copy, TokenRange tokens, LayerSpan layers,
                                   CopyDirection direction, std::byte* payload) {
   CheckCall(copy, tokens, layers);
   const PagedKvView& view = copy.view;
   if (direction == CopyDirection::kToHost && tokens.begin < tokens.end) {
-    if (Status status = CheckSource(view, tokens); !status.ok()) return status;
+    if (Status status = CheckHeld(view, tokens); !status.ok()) return status;
   }
   const TokenRange held = TokensOf(view);
   const TokenRange both = {std::max(tokens.begin, held.begin), std::min(tokens.end, held.end)};

@@ -37,6 +37,12 @@ struct KernelCopy {
   PagedCopyArgs args;
 };
 
+// The tokens of the prompt that the view has slots for.
+TokenRange TokensOf(const PagedKvView& view);
+// That the view (validated) holds all of `tokens`: within its slots, in blocks that are there.
+// kInvalidArgument.
+Status CheckHeld(const PagedKvView& view, TokenRange tokens);
+
 // Of `tokens` (within payload_tokens and the view) of `layers`; `payload` is the address of the payload's
 // first byte, of which only bytes of these layers and tokens are touched. kToHost: kInvalidArgument where one
 // of the tokens is outside the view or in a negative block. kToDevice: tokens outside the view are left out.

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "lib/base/check.h"
 #include "lib/base/status_macros.h"
 
 namespace terrace {
@@ -27,7 +28,13 @@ bool IsSameModel(const DeviceOptions& a, const DeviceOptions& b) {
          a.to_host == b.to_host && a.to_device == b.to_device;
 }
 
-Status Validate(std::span<const DeviceOptions> devices) {
+}  // namespace
+
+bool IsOnDevice(const PagedKvView& view) {
+  return view.stream != nullptr && view.stream->device()->properties().kind != DeviceKind::kHost;
+}
+
+Status ValidateDevices(std::span<const DeviceOptions> devices) {
   for (size_t i = 0; i < devices.size(); ++i) {
     const std::string field = "devices[" + std::to_string(i) + "]";
     TERRACE_RETURN_IF_ERROR(ValidateDeviceOptions(devices[i]).WithContext(field));
@@ -40,11 +47,9 @@ Status Validate(std::span<const DeviceOptions> devices) {
   return OkStatus();
 }
 
-}  // namespace
-
 Result<std::unique_ptr<DeviceSet>> DeviceSet::Open(std::span<const DeviceOptions> devices,
                                                    std::span<const MutableBytes> pool) {
-  TERRACE_RETURN_IF_ERROR(Validate(devices));
+  TERRACE_RETURN_IF_ERROR(ValidateDevices(devices));
   auto set = std::make_unique<DeviceSet>();
   std::vector<const DeviceOptions*> opened;  // beside copiers_
   for (const DeviceOptions& device : devices) {
@@ -69,14 +74,26 @@ Result<std::unique_ptr<DeviceSet>> DeviceSet::Open(std::span<const DeviceOptions
 }
 
 Result<DeviceCopier*> DeviceSet::CopierOf(const PagedKvView& view) const {
-  if (view.stream == nullptr) return nullptr;
+  if (!IsOnDevice(view)) return nullptr;
   const Device& device = *view.stream->device();
-  if (device.properties().kind == DeviceKind::kHost) return nullptr;
   for (const std::unique_ptr<DeviceCopier>& copier : copiers_) {
     if (IsSameDevice(copier->device(), device)) return copier.get();
   }
   return InvalidArgumentError("PagedKvView.stream is of " + NameOf(device) +
                               "; allowed: null, or of a device of StorageOptions.devices");
+}
+
+Result<ViewPlaces::Place> ViewPlaces::PlaceOf(const PagedKvView& view) {
+  Place place;
+  if (!IsOnDevice(view)) return place;
+  TERRACE_CHECK(devices_ != nullptr) << "a view of a device without devices";
+  TERRACE_ASSIGN_OR_RETURN(place.copier, devices_->CopierOf(view));
+  std::shared_ptr<Event>& event = enqueued_[view.stream.get()];
+  if (!event) {
+    TERRACE_ASSIGN_OR_RETURN(event, view.stream->Record());
+  }
+  place.enqueued = event;
+  return place;
 }
 
 std::vector<std::string> DeviceSet::warnings() const {

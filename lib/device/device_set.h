@@ -4,6 +4,7 @@
 // Threads: every call from every thread.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -17,16 +18,22 @@
 
 namespace terrace {
 
+// Whether the view names memory of a device, not of the host (no stream, or a HostDevice's).
+bool IsOnDevice(const PagedKvView& view);
+
+// kInvalidArgument: a null device, one that is there twice, a strategy that it cannot do.
+Status ValidateDevices(std::span<const DeviceOptions> devices);
+
 class DeviceSet {
  public:
   // `pool`: the regions of the buffer pool, registered with each device; nothing is stored in it yet. Devices
-  // of one model and with the same options are measured once; simulated ones are not. kInvalidArgument: a
-  // null device, one that is there twice, a strategy that it cannot do; the device's own error otherwise.
+  // of one model and with the same options are measured once; simulated ones are not. ValidateDevices'
+  // errors; the device's own otherwise.
   static Result<std::unique_ptr<DeviceSet>> Open(std::span<const DeviceOptions> devices,
                                                  std::span<const MutableBytes> pool);
 
-  // Of the memory that the view names: null for host memory (no stream, or a HostDevice's).
-  // kInvalidArgument: a device that is not of the set.
+  // Of the memory that the view names: null for host memory. kInvalidArgument: a device that is not of the
+  // set.
   Result<DeviceCopier*> CopierOf(const PagedKvView& view) const;
   // Copiers in the order of the options; of a HostDevice there is none.
   std::span<const std::unique_ptr<DeviceCopier>> copiers() const { return copiers_; }
@@ -37,6 +44,25 @@ class DeviceSet {
  private:
   std::vector<std::unique_ptr<DeviceCopier>> copiers_;
   std::unique_ptr<EventPoller> poller_;  // null without copiers: no thread then
+};
+
+// Where the views of one call are, and how far the engine's streams are. Used by the thread of the call,
+// which may use the streams.
+class ViewPlaces {
+ public:
+  struct Place {
+    DeviceCopier* copier = nullptr;   // null: host memory
+    std::shared_ptr<Event> enqueued;  // of a device's: behind what the engine had enqueued on the stream
+  };
+  // Null where no view is of a device.
+  explicit ViewPlaces(const DeviceSet* devices) : devices_(devices) {}
+
+  // Records one event per stream, whatever the number of its views. CopierOf's errors, or the stream's.
+  Result<Place> PlaceOf(const PagedKvView& view);
+
+ private:
+  const DeviceSet* const devices_;
+  std::map<const Stream*, std::shared_ptr<Event>> enqueued_;
 };
 
 }  // namespace terrace

@@ -37,8 +37,10 @@ class AskedFence final : public Event {
 
 }  // namespace
 
-std::shared_ptr<Event> EventualFence(DeviceCopier& copier, CopyDirection direction) {
-  return std::make_shared<AskedFence>(copier, direction);
+FenceEnd FenceOf(DeviceCopier& copier, CopyDirection direction) {
+  Result<std::shared_ptr<Event>> fence = copier.Fence(direction);
+  if (fence.ok()) return {*std::move(fence), true};
+  return {std::make_shared<AskedFence>(copier, direction), false};
 }
 
 }  // namespace terrace

@@ -1,8 +1,8 @@
-// EventualFence: the end of all that a copier enqueued in one direction, from a device that could not record
-// an event for it at once: asks again until it can. For buffers that may still be read or written; no stream
-// can wait for it.
+// FenceOf: the end of all that a copier enqueued in one direction, where a copy was refused of which a part
+// may be running. A device may refuse even the event that says it; then the device is asked again until it
+// can.
 //
-// Threads: the event from every thread; the copier outlives it.
+// Threads: from every thread, the event too; the copier outlives it.
 #pragma once
 
 #include <memory>
@@ -12,8 +12,13 @@
 
 namespace terrace {
 
-// A shortage is asked again without limit, another error some thousand times (a poller asks every 50 us or
-// so). One that does not pass is the device's end, and with it of what it was doing: the event's error.
-std::shared_ptr<Event> EventualFence(DeviceCopier& copier, CopyDirection direction);
+struct FenceEnd {
+  std::shared_ptr<Event> event;
+  bool is_marked = true;  // on the stream: others can wait for it. Else it is for buffers alone.
+};
+
+// Asked again after a shortage without limit, after another error some thousand times (a poller asks every 50
+// us or so). One that does not pass is the device's end, and with it of what it was doing: the event's error.
+FenceEnd FenceOf(DeviceCopier& copier, CopyDirection direction);
 
 }  // namespace terrace

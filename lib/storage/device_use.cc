@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "lib/base/status_macros.h"
+#include "lib/base/wait_until.h"
 #include "lib/storage/manager_core.h"
 
 namespace terrace {
@@ -26,26 +27,31 @@ std::string NameOf(const Device& device) {
   return std::string(KindName(properties.kind)) + ":" + std::to_string(properties.ordinal);
 }
 
-MetricLabels LabelsOf(const DeviceCopier& copier, CopyDirection direction) {
-  return {{"device", NameOf(copier.device())},
-          {"direction", direction == CopyDirection::kToHost ? "to_host" : "to_device"}};
-}
-
-Counter* CopiedBytes(MetricRegistry& metrics, const DeviceCopier& copier, CopyDirection direction) {
-  return metrics.GetCounter("terrace_device_copied_bytes_total", "Bytes that copies of devices moved",
-                            LabelsOf(copier, direction));
-}
-
-Counter* CopyErrors(MetricRegistry& metrics, const DeviceCopier& copier, CopyDirection direction) {
-  return metrics.GetCounter("terrace_device_copy_errors_total", "Copies that a device refused or failed",
-                            LabelsOf(copier, direction));
-}
-
-Gauge* CopiesInFlight(MetricRegistry& metrics) {
-  return metrics.GetGauge("terrace_device_copies_in_flight", "Copies that are enqueued on devices");
-}
-
 }  // namespace
+
+DeviceMeters::DeviceMeters(MetricRegistry& metrics, const DeviceSet& devices)
+    : in_flight_(metrics.GetGauge("terrace_device_copies_in_flight", "Copies that are enqueued on devices")) {
+  for (const auto& copier : devices.copiers()) {
+    const std::string name = NameOf(copier->device());
+    for (const CopyDirection direction : {CopyDirection::kToHost, CopyDirection::kToDevice}) {
+      const MetricLabels labels = {
+          {"device", name}, {"direction", direction == CopyDirection::kToHost ? "to_host" : "to_device"}};
+      ways_[{copier.get(), direction}] = {
+          .copied_bytes = metrics.GetCounter("terrace_device_copied_bytes_total",
+                                             "Bytes that copies of devices moved", labels),
+          .errors = metrics.GetCounter("terrace_device_copy_errors_total",
+                                       "Copies that a device refused or failed", labels)};
+    }
+    metrics
+        .GetGauge("terrace_device_staging_bytes", "Device memory that Open took for staged copies",
+                  {{"device", name}})
+        ->Set(static_cast<int64_t>(copier->staging_bytes()));
+  }
+}
+
+const DeviceMeters::Way& DeviceMeters::WayOf(const DeviceCopier& copier, CopyDirection direction) const {
+  return ways_.at({&copier, direction});
+}
 
 Status ManagerCore::OpenDevices() {
   if (options_.devices.empty()) return OkStatus();
@@ -55,17 +61,7 @@ Status ManagerCore::OpenDevices() {
   if (!opened.ok()) return opened.status().WithContext("StorageOptions.devices");
   device_set_ = *std::move(opened);
   for (const std::string& warning : device_set_->warnings()) LogWarning(warning);
-  CopiesInFlight(*metrics_);
-  for (const auto& copier : device_set_->copiers()) {
-    for (const CopyDirection direction : {CopyDirection::kToHost, CopyDirection::kToDevice}) {
-      CopiedBytes(*metrics_, *copier, direction);
-      CopyErrors(*metrics_, *copier, direction);
-    }
-    metrics_
-        ->GetGauge("terrace_device_staging_bytes", "Device memory that Open took for staged copies",
-                   {{"device", NameOf(copier->device())}})
-        ->Set(static_cast<int64_t>(copier->staging_bytes()));
-  }
+  device_meters_ = std::make_unique<DeviceMeters>(*metrics_, *device_set_);
   return OkStatus();
 }
 
@@ -83,9 +79,7 @@ Result<std::shared_ptr<DeviceUse>> ManagerCore::UseDevices() {
 Status ManagerCore::AwaitDevices(TimePoint deadline) {
   std::unique_lock lock(mutex_);
   const auto are_unused = [&] { return device_uses_ == 0; };
-  if (deadline == kNoDeadline) {
-    drained_.wait(lock, are_unused);
-  } else if (!drained_.wait_until(lock, deadline, are_unused)) {
+  if (!WaitUntil(drained_, lock, deadline, are_unused)) {
     return DeadlineExceededError(std::to_string(device_uses_) +
                                  " stores and loads have copies on a device that did not end");
   }
@@ -114,25 +108,23 @@ DeviceSet& DeviceUse::devices() const { return *core_->device_set_; }
 
 void DeviceUse::Await(DeviceCopier& copier, CopyDirection direction, uint64_t bytes,
                       std::shared_ptr<Event> event, std::function<void(const Status&)> done) const {
-  MetricRegistry& metrics = *core_->metrics_;
-  Gauge* const in_flight = CopiesInFlight(metrics);
-  in_flight->Add(1);
-  devices().poller().Add(
-      std::move(event),
-      [in_flight, bytes, copied = CopiedBytes(metrics, copier, direction),
-       errors = CopyErrors(metrics, copier, direction), done = std::move(done)](const Status& status) {
-        in_flight->Add(-1);
-        if (status.ok()) {
-          copied->Add(bytes);
-        } else {
-          errors->Add();
-        }
-        done(status);
-      });
+  const DeviceMeters& meters = *core_->device_meters_;
+  meters.in_flight().Add(1);
+  devices().poller().Add(std::move(event),
+                         [bytes, in_flight = &meters.in_flight(), way = meters.WayOf(copier, direction),
+                          done = std::move(done)](const Status& status) {
+                           in_flight->Add(-1);
+                           if (status.ok()) {
+                             way.copied_bytes->Add(bytes);
+                           } else {
+                             way.errors->Add();
+                           }
+                           done(status);
+                         });
 }
 
 void DeviceUse::CountRefused(DeviceCopier& copier, CopyDirection direction) const {
-  CopyErrors(*core_->metrics_, copier, direction)->Add();
+  core_->device_meters_->WayOf(copier, direction).errors->Add();
 }
 
 }  // namespace terrace

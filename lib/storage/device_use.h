@@ -8,15 +8,34 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <utility>
 
 #include "lib/device/device_set.h"
 #include "terrace/device.h"
+#include "terrace/metrics.h"
 #include "terrace/status.h"
 
 namespace terrace {
 
 class ManagerCore;
+
+// What is counted of the copies of a manager's devices, found once.
+class DeviceMeters {
+ public:
+  DeviceMeters(MetricRegistry& metrics, const DeviceSet& devices);
+  struct Way {
+    Counter* copied_bytes = nullptr;
+    Counter* errors = nullptr;
+  };
+  const Way& WayOf(const DeviceCopier& copier, CopyDirection direction) const;
+  Gauge& in_flight() const { return *in_flight_; }
+
+ private:
+  std::map<std::pair<const DeviceCopier*, CopyDirection>, Way> ways_;
+  Gauge* in_flight_;
+};
 
 class DeviceUse {
  public:

@@ -99,7 +99,7 @@ Status ManagerCore::PlanLoad(LoadHandle::State& load, TokenRange range, const Lo
     TokenRange& matched = load.items.back().matched_tokens;
     matched.end = std::min(matched.end, range.end);
   }
-  if (std::any_of(sink.views.begin(), sink.views.end(), LoadTarget::NamesDevice)) {
+  if (std::any_of(sink.views.begin(), sink.views.end(), IsOnDevice)) {
     TERRACE_ASSIGN_OR_RETURN(load.devices, UseDevices());
   }
   const DeviceSet* const devices = load.devices ? &load.devices->devices() : nullptr;

@@ -1,7 +1,6 @@
 #include "lib/storage/load_target.h"
 
 #include <algorithm>
-#include <map>
 #include <string>
 
 #include "lib/base/check.h"
@@ -22,10 +21,6 @@ bool IsSizeKnown(const LeaseItem& item) {
 }
 
 }  // namespace
-
-bool LoadTarget::NamesDevice(const PagedKvView& view) {
-  return view.stream != nullptr && view.stream->device()->properties().kind != DeviceKind::kHost;
-}
 
 LoadTarget LoadTarget::Nowhere() {
   LoadTarget target;
@@ -55,8 +50,7 @@ Result<LoadTarget> LoadTarget::Make(const LoadSink& sink, const KvSpec& spec,
   target.kind_ = Kind::kViews;
   for (const PagedKvView& view : sink.views) {
     TERRACE_RETURN_IF_ERROR(view.Validate(spec, /*is_destination=*/true));
-    target.views_.push_back(
-        {.view = view, .layout = PayloadLayout(spec, view.part), .copier = nullptr, .after = nullptr});
+    target.views_.push_back({.view = view, .layout = PayloadLayout(spec, view.part), .place = {}});
   }
   const auto by_part = [](const PartView& a, const PartView& b) { return a.view.part < b.view.part; };
   std::sort(target.views_.begin(), target.views_.end(), by_part);
@@ -71,26 +65,13 @@ Result<LoadTarget> LoadTarget::Make(const LoadSink& sink, const KvSpec& spec,
                                   ", which the lookup asked for");
     }
   }
-  TERRACE_RETURN_IF_ERROR(target.ResolveDevices(devices));
-  return target;
-}
-
-Status LoadTarget::ResolveDevices(const DeviceSet* devices) {
-  std::map<Stream*, std::shared_ptr<Event>> last_uses;
-  for (PartView& part : views_) {
-    if (!NamesDevice(part.view)) continue;
-    TERRACE_CHECK(devices != nullptr) << "a view of a device without devices";
-    TERRACE_ASSIGN_OR_RETURN(part.copier, devices->CopierOf(part.view));
-    if (part.copier == nullptr) continue;
-    has_device_ = true;
-    std::shared_ptr<Event>& last_use = last_uses[part.view.stream.get()];
-    if (!last_use) {
-      TERRACE_ASSIGN_OR_RETURN(last_use, part.view.stream->Record());
-    }
-    part.after = last_use;
+  ViewPlaces places(devices);
+  for (PartView& part : target.views_) {
+    TERRACE_ASSIGN_OR_RETURN(part.place, places.PlaceOf(part.view));
+    part.view.stream.reset();
+    target.has_device_ |= part.place.copier != nullptr;
   }
-  for (PartView& part : views_) part.view.stream.reset();
-  return OkStatus();
+  return target;
 }
 
 const LoadTarget::PartView* LoadTarget::ViewOf(const LeaseItem& item) const {
@@ -101,7 +82,7 @@ const LoadTarget::PartView* LoadTarget::ViewOf(const LeaseItem& item) const {
 
 DeviceCopier* LoadTarget::CopierOf(const LeaseItem& item) const {
   const PartView* part = ViewOf(item);
-  return part == nullptr ? nullptr : part->copier;
+  return part == nullptr ? nullptr : part->place.copier;
 }
 
 Status LoadTarget::CheckFit(size_t index, const LeaseItem& item) const {
@@ -127,7 +108,7 @@ LoadTarget::Copied LoadTarget::Copy(const LoadUnit& unit, const LeaseItem& item,
   // touched.
   const auto payload_address = reinterpret_cast<uintptr_t>(bytes.data()) - unit.payload_begin;
   const PagedCopy copy{.layout = part->layout, .view = part->view, .payload_tokens = held};
-  if (part->copier != nullptr) {
+  if (part->place.copier != nullptr) {
     // Read only in this direction.
     return Enqueue(*part, copy, tokens, unit.layers, reinterpret_cast<std::byte*>(payload_address));
   }
@@ -141,14 +122,11 @@ LoadTarget::Copied LoadTarget::Enqueue(const PartView& part, const PagedCopy& co
   const Result<KernelCopy> kernel = MakeKernelCopy(copy, tokens, layers, CopyDirection::kToDevice, payload);
   if (!kernel.ok()) return {.status = kernel.status()};
   if (kernel->args.num_tokens == 0 || kernel->args.num_planes == 0) return {};
-  Result<std::shared_ptr<Event>> done = part.copier->Copy(kernel->args, part.after.get());
+  Result<std::shared_ptr<Event>> done = part.place.copier->Copy(kernel->args, part.place.enqueued.get());
   if (done.ok()) return {.done = *std::move(done), .bytes = PagedCopyBytes(kernel->args)};
   // A part of it may have been enqueued, or all of it and only the event was refused.
-  Result<std::shared_ptr<Event>> fence = part.copier->Fence(CopyDirection::kToDevice);
-  if (fence.ok()) return {.done = *std::move(fence), .status = done.status()};
-  return {.done = EventualFence(*part.copier, CopyDirection::kToDevice),
-          .status = done.status(),
-          .is_marked = false};
+  FenceEnd end = FenceOf(*part.place.copier, CopyDirection::kToDevice);
+  return {.done = std::move(end.event), .status = done.status(), .is_marked = end.is_marked};
 }
 
 }  // namespace terrace

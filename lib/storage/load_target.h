@@ -9,14 +9,12 @@
 #include <span>
 #include <vector>
 
+#include "lib/device/device_set.h"
 #include "lib/storage/load_plan.h"
 #include "terrace/device.h"
 #include "terrace/load.h"
 
 namespace terrace {
-
-class DeviceCopier;
-class DeviceSet;
 
 class LoadTarget {
  public:
@@ -24,7 +22,6 @@ class LoadTarget {
 
   LoadTarget() = default;
   static LoadTarget Nowhere();
-  static bool NamesDevice(const PagedKvView& view);  // its memory is a device's, not the host's
   // kInvalidArgument: not one destination per object of the right size; a view that is wrong, twice there or
   // missing, or of a device that is not of `devices` (null: no view names one); both kinds at once. Only
   // tokens of `range` are copied into views. Records, on each view's stream, up to where the engine uses the
@@ -54,12 +51,9 @@ class LoadTarget {
   struct PartView {
     PagedKvView view;
     PayloadLayout layout;
-    DeviceCopier* copier = nullptr;  // null: host memory
-    std::shared_ptr<Event> after;    // the engine's last use of the blocks
+    ViewPlaces::Place place;  // of a device's memory: behind the engine's last use of the blocks
   };
   const PartView* ViewOf(const LeaseItem& item) const;
-  // The views' copiers and events; lets go of their streams.
-  Status ResolveDevices(const DeviceSet* devices);
   static Copied Enqueue(const PartView& part, const PagedCopy& copy, TokenRange tokens, LayerSpan layers,
                         std::byte* payload);
 

@@ -6,7 +6,6 @@
 
 #include "lib/base/check.h"
 #include "lib/base/status_macros.h"
-#include "lib/device/device_copier.h"
 #include "lib/device/device_set.h"
 #include "lib/storage/guarded_callbacks.h"
 #include "lib/storage/load_registry.h"
@@ -37,15 +36,7 @@ Status StorageOptions::Validate() const {
   if (!(pin_budget >= 0.0 && pin_budget <= 1.0)) return bad("pin_budget", std::to_string(pin_budget), "0..1");
   if (numa_node < -1 || numa_node > 1023) return bad("numa_node", std::to_string(numa_node), "-1..1023");
   if (io_deadline <= Duration::zero()) return bad("io_deadline", "not positive", "> 0");
-  for (size_t i = 0; i < devices.size(); ++i) {
-    const std::string field = "devices[" + std::to_string(i) + "]";
-    if (Status status = ValidateDeviceOptions(devices[i]); !status.ok())
-      return status.WithContext("StorageOptions." + field);
-    for (size_t j = 0; j < i; ++j) {
-      if (devices[j].device == devices[i].device)
-        return bad(field + ".device", "that of devices[" + std::to_string(j) + "]", "each device once");
-    }
-  }
+  if (Status status = ValidateDevices(devices); !status.ok()) return status.WithContext("StorageOptions");
   if (!executor) return threads.Validate();
   return OkStatus();
 }

@@ -47,6 +47,7 @@
 
 namespace terrace {
 
+class DeviceMeters;
 class DeviceSet;
 class DeviceUse;
 class StoreQueue;
@@ -396,9 +397,10 @@ class ManagerCore : public std::enable_shared_from_this<ManagerCore> {
   std::shared_ptr<StoreQueue> stores_;        // those that copy_strand_ has begun to copy
   std::unique_ptr<HostReclaimer> reclaimer_;  // outlives what pool_ calls
   std::unique_ptr<BufferPool> pool_;
-  std::unique_ptr<DeviceSet> device_set_;  // null without devices, and once closed; see UseDevices
-  std::shared_ptr<LoadRegistry> loads_;    // shared with the pool's notices
-  std::vector<TierState> tiers_;           // fixed after Open, but for what their comments say
+  std::unique_ptr<DeviceMeters> device_meters_;  // null without devices
+  std::unique_ptr<DeviceSet> device_set_;        // null without devices, and once closed; see UseDevices
+  std::shared_ptr<LoadRegistry> loads_;          // shared with the pool's notices
+  std::vector<TierState> tiers_;                 // fixed after Open, but for what their comments say
 
   std::mutex close_mutex_;  // one Close at a time; taken before mutex_
   mutable std::mutex mutex_;

@@ -17,15 +17,6 @@ uint64_t BufferBytes(uint64_t payload_bytes) {
   return RoundUp(kTierPageBytes + kFrameAlignment + payload_bytes, kPoolUnitBytes);
 }
 
-bool HoldsTokens(const PagedKvView& view, TokenRange tokens) {
-  if (tokens.begin < view.first_token || tokens.end > view.first_token + view.num_tokens) return false;
-  if (tokens.begin == tokens.end) return true;
-  const uint64_t first = (tokens.begin - view.first_token) / view.tokens_per_block;
-  const uint64_t last = (tokens.end - 1 - view.first_token) / view.tokens_per_block;
-  const auto blocks = view.block_table.subspan(first, last - first + 1);
-  return std::all_of(blocks.begin(), blocks.end(), [](int64_t block) { return block >= 0; });
-}
-
 }  // namespace
 
 // In the order of the store: one that was there, one that is being copied or was, the end of a chunk, or the
@@ -89,7 +80,7 @@ StoreRun::~StoreRun() {
 void StoreRun::TellFree() {
   if (std::exchange(is_freed_, true)) return;
   Trace();
-  for (SourceView& view : store_->views) view.computed.reset();
+  for (SourceView& view : store_->views) view.place.enqueued.reset();
   {
     std::lock_guard lock(store_->mutex);
     store_->report = report_;
@@ -146,7 +137,7 @@ bool StoreRun::EnqueueNext(StoreQueue& queue) {
   const SourceView& view = store_->views[next_view_];
   const TokenRange held = view.layout.HeldTokens(chunk.tokens);
   const uint64_t payload_bytes = view.layout.bytes_per_token() * (held.end - held.begin);
-  if (view.copier != nullptr && !queue.HasRoom(BufferBytes(payload_bytes))) return false;
+  if (view.place.copier != nullptr && !queue.HasRoom(BufferBytes(payload_bytes))) return false;
   if (Status status = EnqueueObject(view, chunk); !status.ok()) {
     End(std::move(status));
     return true;
@@ -165,7 +156,7 @@ Result<bool> StoreRun::IsHeld(const SourceView& source, const ViewChunk& chunk) 
   const PagedKvView& view = source.kept.view;
   const KvSpec& spec = store_->root->spec;
   const GroupSpec& group = spec.groups[view.part.group];
-  if (group.rule == Retention::kFull || HoldsTokens(view, source.layout.HeldTokens(chunk.tokens)))
+  if (group.rule == Retention::kFull || CheckHeld(view, source.layout.HeldTokens(chunk.tokens)).ok())
     return true;
   if (group.rule == Retention::kState) return false;
   const uint64_t chunk_index = chunk.tokens.begin / spec.tokens_per_chunk;
@@ -204,7 +195,7 @@ Status StoreRun::EnqueueObject(const SourceView& view, const ViewChunk& chunk) {
   const PagedCopy copy{.layout = view.layout, .view = view.kept.view, .payload_tokens = tokens};
   const LayerSpan layers{0, view.layout.num_layers()};
   auto object = std::make_shared<Object>();
-  if (view.copier == nullptr) {
+  if (view.place.copier == nullptr) {
     TERRACE_RETURN_IF_ERROR(GatherLayers(copy, tokens, layers, payload));
     object->chunk = std::move(writable.state());
     objects_.push_back(std::move(object));
@@ -222,26 +213,25 @@ Status StoreRun::EnqueueObject(const SourceView& view, const ViewChunk& chunk) {
 void StoreRun::EnqueueCopy(const SourceView& view, const KernelCopy& copy,
                            const std::shared_ptr<Object>& object) {
   constexpr CopyDirection kDirection = CopyDirection::kToHost;
-  DeviceCopier& copier = *view.copier;
+  DeviceCopier& copier = *view.place.copier;
   const uint64_t bytes = PagedCopyBytes(copy.args);
   object->is_done = false;
-  Result<std::shared_ptr<Event>> end = copier.Copy(copy.args, view.computed.get());
-  if (!end.ok()) {
-    // A part of it may be running.
+  FenceEnd end;
+  if (Result<std::shared_ptr<Event>> done = copier.Copy(copy.args, view.place.enqueued.get()); done.ok()) {
+    end.event = *std::move(done);
+  } else {
     devices_->CountRefused(copier, kDirection);
-    object->status = end.status();
+    object->status = done.status();
     has_failed_ = true;
-    end = copier.Fence(kDirection);
+    end = FenceOf(copier, kDirection);
   }
-  const bool is_marked = end.ok();
-  const std::shared_ptr<Event> event = is_marked ? *std::move(end) : EventualFence(copier, kDirection);
   {
     std::lock_guard lock(store_->mutex);
-    if (is_marked) store_->last_copies[&copier] = event;
-    store_->has_unmarked_copies |= !is_marked;
+    if (end.is_marked) store_->last_copies[&copier] = end.event;
+    store_->has_unmarked_copies |= !end.is_marked;
   }
   auto copy_end = std::make_shared<CopyEnd>(shared_from_this(), object, bytes);
-  devices_->Await(copier, kDirection, bytes, event,
+  devices_->Await(copier, kDirection, bytes, std::move(end.event),
                   [copy_end = std::move(copy_end)](const Status& status) mutable {
                     copy_end->status = status;
                     Strand& strand = *copy_end->run->core().copy_strand_;

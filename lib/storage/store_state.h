@@ -8,8 +8,10 @@
 #include <vector>
 
 #include "lib/codec/payload_layout.h"
+#include "lib/device/device_set.h"
 #include "lib/storage/manager_core.h"
 #include "terrace/paged_kv_view.h"
+#include "terrace/paged_layouts.h"
 #include "terrace/store.h"
 
 namespace terrace {
@@ -25,8 +27,7 @@ struct KeptView {
   PagedKvView view;
 
  private:
-  std::vector<PlaneView> planes_;
-  std::vector<std::vector<std::byte*>> layer_bases_;  // of each plane that has them
+  PagedPlanes planes_;
   std::vector<int64_t> block_table_;
 };
 
@@ -36,8 +37,7 @@ struct SourceView {
 
   KeptView kept;
   PayloadLayout layout;
-  DeviceCopier* copier = nullptr;   // null: host memory
-  std::shared_ptr<Event> computed;  // of a device's: what the engine had enqueued before the call
+  ViewPlaces::Place place;  // of a device's memory: behind what computes it
 };
 
 struct ManagerCore::ViewChunk {

@@ -1,9 +1,9 @@
 // Store of views: the call takes down what is to be stored; see StoreRun for what the executor does then.
 #include <algorithm>
-#include <map>
 #include <utility>
 
 #include "lib/base/status_macros.h"
+#include "lib/codec/paged_copy.h"
 #include "lib/storage/asked.h"
 #include "lib/storage/device_use.h"
 #include "lib/storage/manager_core.h"
@@ -12,23 +12,13 @@
 namespace terrace {
 
 KeptView::KeptView(const PagedKvView& from)
-    : view(from),
-      planes_(from.planes.begin(), from.planes.end()),
-      layer_bases_(from.planes.size()),
-      block_table_(from.block_table.begin(), from.block_table.end()) {
-  for (size_t p = 0; p < planes_.size(); ++p) {
-    layer_bases_[p].assign(planes_[p].layer_bases.begin(), planes_[p].layer_bases.end());
-    planes_[p].layer_bases = layer_bases_[p];
-  }
-  view.planes = planes_;
+    : view(from), block_table_(from.block_table.begin(), from.block_table.end()) {
+  for (const PlaneView& plane : from.planes) planes_.Add(plane);
+  view.planes = planes_.planes();
   view.block_table = block_table_;
 }
 
 namespace {
-
-TokenRange TokensOf(const PagedKvView& view) {
-  return {view.first_token, view.first_token + view.num_tokens};
-}
 
 // A full group's tokens must all be there; of the others' the range's last chunk, without which nothing could
 // go on behind the range.
@@ -39,10 +29,6 @@ Status CheckCovers(const SourceView& source, Retention rule, TokenRange range, T
   return InvalidArgumentError("a view that holds tokens [" + std::to_string(held.begin) + ", " +
                               std::to_string(held.end) + ") does not cover the range to be stored: [" +
                               std::to_string(needed.begin) + ", " + std::to_string(needed.end) + ")");
-}
-
-bool NamesDevice(const PagedKvView& view) {
-  return view.stream != nullptr && view.stream->device()->properties().kind != DeviceKind::kHost;
 }
 
 }  // namespace
@@ -76,20 +62,13 @@ Status ManagerCore::TakeDown(const Asked& asked, const TokenView& prompt, std::s
 Result<std::shared_ptr<DeviceUse>> ManagerCore::TakeDownDevices(std::span<const PagedKvView> views,
                                                                 StoreHandle::State& store) {
   std::shared_ptr<DeviceUse> use;
-  std::map<const Stream*, std::shared_ptr<Event>> computed;
+  if (std::any_of(views.begin(), views.end(), IsOnDevice)) {
+    TERRACE_ASSIGN_OR_RETURN(use, UseDevices());
+  }
+  ViewPlaces places(use ? &use->devices() : nullptr);
   for (size_t i = 0; i < views.size(); ++i) {
-    SourceView& source = store.views[i];
-    source.kept.view.stream.reset();
-    if (!NamesDevice(views[i])) continue;
-    if (!use) {
-      TERRACE_ASSIGN_OR_RETURN(use, UseDevices());
-    }
-    TERRACE_ASSIGN_OR_RETURN(source.copier, use->devices().CopierOf(views[i]));
-    std::shared_ptr<Event>& event = computed[views[i].stream.get()];
-    if (!event) {
-      TERRACE_ASSIGN_OR_RETURN(event, views[i].stream->Record());
-    }
-    source.computed = event;
+    TERRACE_ASSIGN_OR_RETURN(store.views[i].place, places.PlaceOf(views[i]));
+    store.views[i].kept.view.stream.reset();
   }
   return use;
 }
