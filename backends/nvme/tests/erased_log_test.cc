@@ -8,6 +8,7 @@
 #include <iterator>
 
 #include "backends/nvme/tests/faulty_disk.h"
+#include "tests/support/temporary_directory.h"
 
 namespace terrace {
 namespace {
@@ -25,13 +26,9 @@ ErasedEntry EntryOf(uint64_t n) {
 class ErasedLogTest : public ::testing::Test {
  protected:
   ErasedLogTest() {
-    std::string name = (fs::temp_directory_path() / "terrace-erased-XXXXXX").string();
-    EXPECT_NE(mkdtemp(name.data()), nullptr);
-    root_ = name;
     disk_ = std::make_unique<FaultyDisk>(MakeSystemDisk(root_.string(), IoEngineKind::kAuto), faults_);
     EXPECT_TRUE(disk_->OpenDirectory().ok());
   }
-  ~ErasedLogTest() override { fs::remove_all(root_); }
 
   std::unique_ptr<ErasedLog> Open(size_t max_entries = 100) {
     Result<std::unique_ptr<ErasedLog>> log = ErasedLog::Open(*disk_, max_entries);
@@ -60,7 +57,8 @@ class ErasedLogTest : public ::testing::Test {
   }
   void WriteAll(const std::string& bytes) const { std::ofstream(file(), std::ios::binary) << bytes; }
 
-  fs::path root_;
+  const TemporaryDirectory directory_;
+  const fs::path& root_ = directory_.path();
   std::shared_ptr<FileFaults> faults_ = std::make_shared<FileFaults>();
   std::unique_ptr<Disk> disk_;
 };

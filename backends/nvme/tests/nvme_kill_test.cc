@@ -25,6 +25,7 @@
 #include "backends/nvme/tests/nvme_test_store.h"
 #include "backends/nvme/tests/simulation_audit.h"
 #include "backends/nvme/tests/simulation_model.h"
+#include "tests/support/temporary_directory.h"
 
 namespace terrace {
 namespace {
@@ -160,16 +161,7 @@ int RunChild(char** arguments) {
 
 class NvmeKillTest : public ::testing::Test {
  protected:
-  NvmeKillTest() {
-    std::string name = (fs::temp_directory_path() / "terrace-kill-XXXXXX").string();
-    EXPECT_NE(mkdtemp(name.data()), nullptr);
-    root_ = name;
-  }
-  ~NvmeKillTest() override {
-    Kill();
-    std::error_code ignored;
-    fs::remove_all(root_, ignored);
-  }
+  ~NvmeKillTest() override { Kill(); }
 
   std::string directory() const { return (root_ / "tier").string(); }
   pid_t child() const { return child_; }
@@ -285,7 +277,8 @@ class NvmeKillTest : public ::testing::Test {
   }
 
   static constexpr uint64_t kSeed = 20261130;
-  fs::path root_;
+  const TemporaryDirectory directory_;
+  const fs::path& root_ = directory_.path();
   std::optional<SimulationModel> model_;
   uint64_t found_ = 0;
 

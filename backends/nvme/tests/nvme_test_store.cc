@@ -69,18 +69,6 @@ IoEngineFactory MakeFaultyEngine(std::shared_ptr<EngineFaults> faults, IoEngineF
   };
 }
 
-NvmeTestStore::NvmeTestStore() {
-  std::string name = (std::filesystem::temp_directory_path() / "terrace-nvme-XXXXXX").string();
-  EXPECT_NE(mkdtemp(name.data()), nullptr);
-  root_ = name;
-}
-
-NvmeTestStore::~NvmeTestStore() {
-  backend_.reset();
-  std::error_code ignored;
-  std::filesystem::remove_all(root_, ignored);
-}
-
 NvmeOptions NvmeTestStore::options() const {
   NvmeOptions options;
   options.directory = path().string();

@@ -15,6 +15,7 @@
 #include "backends/nvme/io_engine.h"
 #include "terrace/nvme_backend.h"
 #include "tests/conformance/test_object.h"
+#include "tests/support/temporary_directory.h"
 
 namespace terrace {
 
@@ -38,12 +39,9 @@ IoEngineFactory MakeFaultyEngine(std::shared_ptr<EngineFaults> faults,
 
 class NvmeTestStore {
  public:
-  NvmeTestStore();
-  ~NvmeTestStore();
-
   NvmeOptions options() const;
-  std::filesystem::path path() const { return root_ / "tier"; }
-  std::filesystem::path root() const { return root_; }
+  std::filesystem::path path() const { return root() / "tier"; }
+  const std::filesystem::path& root() const { return directory_.path(); }
   std::filesystem::path segment(int index) const { return path() / ("seg-00000" + std::to_string(index)); }
 
   std::vector<EncryptionKey> keys;  // of options()
@@ -78,7 +76,7 @@ class NvmeTestStore {
   uint64_t BytesOnDisk() const;
 
  private:
-  std::filesystem::path root_;
+  const TemporaryDirectory directory_;
   std::unique_ptr<MetricRegistry> metrics_;
   Clock* clock_ = Clock::Real();
   std::shared_ptr<LogSink> log_ = MakeNullLogSink();

@@ -13,6 +13,7 @@
 #include <string>
 
 #include "backends/nvme/disk.h"
+#include "tests/support/temporary_directory.h"
 
 namespace terrace {
 namespace {
@@ -26,15 +27,8 @@ constexpr uint64_t kMiB = uint64_t{1} << 20;
 class SystemDiskTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "terrace-disk-XXXXXX").string();
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    root_ = name;
     disk_ = MakeSystemDisk((root_ / "tier").string() + "//", IoEngineKind::kAuto);
     ASSERT_TRUE(disk_->OpenDirectory().ok());
-  }
-  ~SystemDiskTest() override {
-    std::error_code ignored;
-    fs::remove_all(root_, ignored);
   }
   StatusCode CodeOf(const std::string& name, FileOpen how) {
     return disk_->OpenFile(name, how, false).status().code();
@@ -48,7 +42,8 @@ class SystemDiskTest : public ::testing::Test {
     return facts.st_mode & 07777;
   }
 
-  fs::path root_;
+  const TemporaryDirectory directory_;
+  const fs::path& root_ = directory_.path();
   std::unique_ptr<Disk> disk_;
 };
 

@@ -148,17 +148,6 @@ void CloseStore(StorageManager& store) {
   EXPECT_TRUE(closed.ok()) << closed.ToString();
 }
 
-TemporaryDirectory::TemporaryDirectory() {
-  std::string name = (std::filesystem::temp_directory_path() / "terrace-llamacpp-XXXXXX").string();
-  EXPECT_NE(mkdtemp(name.data()), nullptr);
-  path_ = name;
-}
-
-TemporaryDirectory::~TemporaryDirectory() {
-  std::error_code ignored;
-  std::filesystem::remove_all(path_, ignored);
-}
-
 std::unique_ptr<LlamaCache> MakeCache(llama_model* model, const llama_context_params& params,
                                       const std::shared_ptr<StorageManager>& store, LlamaCacheOptions options,
                                       const std::string& model_id) {

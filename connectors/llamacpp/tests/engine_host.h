@@ -13,6 +13,7 @@
 #include "connectors/llamacpp/tests/tiny_models.h"
 #include "terrace/host_backend.h"
 #include "terrace/nvme_backend.h"
+#include "tests/support/temporary_directory.h"
 
 namespace terrace::llamacpp {
 
@@ -55,16 +56,6 @@ std::shared_ptr<StorageManager> OpenStore(
     uint64_t host_bytes = uint64_t{48} << 20);
 // Flushes and closes.
 void CloseStore(StorageManager& store);
-
-class TemporaryDirectory {
- public:
-  TemporaryDirectory();
-  ~TemporaryDirectory();
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
 
 std::unique_ptr<LlamaCache> MakeCache(llama_model* model, const llama_context_params& params,
                                       const std::shared_ptr<StorageManager>& store,
